@@ -1,0 +1,1 @@
+"""What a dataset is on disk. FORMAT.md, beside this file, says it on one page."""

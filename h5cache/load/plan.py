@@ -1,0 +1,62 @@
+"""Decide which stored blocks a set of samples needs, and where they lie. Pure: reads nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from h5cache.format.storage import THROUGH_HDF5, FieldStorage
+
+__all__ = ["BlockPlan", "plan_blocks"]
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockPlan:
+    """For each sample asked for, in the order asked: its block, and where that block is stored."""
+
+    #: Number of the block over all shards: an index into the field's block tables.
+    blocks: Integers
+    #: The sample's place in its block.
+    places: Integers
+    shards: Integers
+    #: Sample number within its shard.
+    local: Integers
+    #: Byte offset of the block in its shard; THROUGH_HDF5 where libhdf5 must read it.
+    offsets: Integers
+    #: Stored bytes of the block: 0 is zeros, the block's own size is raw.
+    nbytes: Integers
+
+
+def plan_blocks(storage: FieldStorage, starts: Integers, samples: Integers) -> BlockPlan:
+    """Locate `samples` (numbers within the dataset, any order, repeats allowed) of one field."""
+    layout = storage.layout
+    shards = np.searchsorted(starts, samples, side="right") - 1 if len(starts) > 2 else np.zeros_like(samples)
+    local = samples - starts[shards]
+    block_in_shard = local // layout.block_samples
+    blocks = storage.block_starts[shards] + block_in_shard
+    if layout.contiguous:
+        chunks = storage.chunk_starts[shards]
+        within = block_in_shard * layout.block_nbytes
+        counts = (starts[shards + 1] - starts[shards]) - block_in_shard * layout.block_samples
+        nbytes = np.minimum(counts, layout.block_samples) * layout.sample_nbytes
+    else:
+        chunks = storage.chunk_starts[shards] + local // layout.chunk_samples
+        if layout.is_raw:
+            within = block_in_shard % layout.blocks_per_chunk * layout.block_nbytes
+            nbytes = np.full(len(samples), layout.block_nbytes)
+        else:
+            within = storage.block_offsets[blocks].astype(np.int64)
+            nbytes = storage.block_nbytes[blocks].astype(np.int64)
+    base = storage.chunk_offsets[chunks]
+    return BlockPlan(
+        blocks=blocks,
+        places=local % layout.block_samples,
+        shards=shards,
+        local=local,
+        offsets=np.where(base == THROUGH_HDF5, THROUGH_HDF5, base + within),
+        nbytes=nbytes,
+    )

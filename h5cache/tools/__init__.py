@@ -1,0 +1,1 @@
+"""What people run on datasets: inspect, verify, bench, report, doctor."""
