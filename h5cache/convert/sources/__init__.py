@@ -1,0 +1,1 @@
+"""What can be converted. One source per file; `source.py` is the contract."""
