@@ -24,6 +24,7 @@ _COMPCODES = {"lz4": 1, "zstd": 5}
 #: What HDF5's Blosc2 filter is told. It has no BYTEDELTA; only an `r+` write would use it, reading never does.
 _FILTER_CODES = {"none": 0, "shuffle": 1, "bitshuffle": 2, "bytedelta": 0, "shuffle+bytedelta": 1}
 _MAX_TYPESIZE = 255
+_MAX_STREAMS = 127  # python-blosc2 takes BYTEDELTA's meta, the number of streams, as an int8
 _MAX_BLOCK_NBYTES = 536_866_816  # BLOSC2_MAXBLOCKSIZE
 _MAX_CHUNK_NBYTES = 2**31 - 1 - 32
 _MIN_CODED_NBYTES = 32  # BLOSC_MIN_BUFFERSIZE: C-Blosc2 raises smaller block sizes to it
@@ -60,6 +61,8 @@ class Blosc2(Codec):
         # A block that is no multiple of the typesize comes back wrong, without an error.
         if geometry.sample_nbytes % typesize:
             raise CodecError(f"typesize {typesize} does not divide a sample of {geometry.sample_nbytes} bytes")
+        if self.filter == "shuffle+bytedelta" and typesize > _MAX_STREAMS:
+            raise CodecError(f"typesize {typesize} is more than {_MAX_STREAMS}, the most for filter {self.filter!r}")
         # These filters do nothing at typesize 1, but cost their time.
         useless = typesize == 1 and self.filter != "bitshuffle"
         return replace(
@@ -75,7 +78,9 @@ class Blosc2(Codec):
         channels = geometry.channels_last
         if self.filter == "shuffle+bytedelta" and 2 <= channels <= 4 and geometry.sample_nbytes % channels == 0:
             return channels
-        return smallest_divisor(geometry.sample_nbytes, _MAX_TYPESIZE)
+        return smallest_divisor(
+            geometry.sample_nbytes, _MAX_STREAMS if self.filter == "shuffle+bytedelta" else _MAX_TYPESIZE
+        )
 
     def encode(self, chunk: npt.NDArray[Any]) -> bytes:
         data = as_chunk_bytes(chunk, self.block_nbytes)

@@ -73,6 +73,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "float-samples-sharing-blocks": lambda: make_case(typed("float32"), block_samples=2),
     "prime-sized-samples": lambda: make_case(picture((4, 1009))),
     "prime-sized-samples-sharing-blocks": lambda: make_case(picture((12, 257)), block_samples=4),
+    "samples-of-typesize-beyond-127": lambda: make_case(picture((4, 149 * 3))[:, ::3].copy()),
     "one-byte-samples": lambda: make_case(picture((512,)), block_samples=256),
     "blocks-too-small-to-code": lambda: make_case(picture((40, 5)), block_samples=4),
     "one-sample-of-one-byte": lambda: make_case(np.array([7], np.uint8)),

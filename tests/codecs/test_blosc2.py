@@ -48,6 +48,7 @@ def test_typesize_of_any_geometry_divides_the_sample(items, itemsize, channels, 
         (ChunkGeometry(1, 3 * 224 * 224, 1, 16, 3), "shuffle+bytedelta", 3, "shuffle+bytedelta"),
         (ChunkGeometry(4, 4 * 1009, 1, 16), "shuffle", 4, "shuffle"),
         (ChunkGeometry(1, 251 * 251, 1, 16), "bytedelta", 251, "bytedelta"),
+        (ChunkGeometry(1, 251 * 251, 1, 16), "shuffle+bytedelta", 1, "none"),
         (ChunkGeometry(1, 257, 1, 16), "bytedelta", 1, "none"),
         (ChunkGeometry(1, 257, 1, 16), "bitshuffle", 1, "bitshuffle"),
         (ChunkGeometry(1, 1, 16, 16), "bytedelta", 1, "none"),
@@ -61,6 +62,11 @@ def test_typesize_of_a_known_geometry_is_as_documented(geometry, filter_name, ty
 def test_typesize_that_does_not_divide_the_sample_raises():
     with pytest.raises(CodecError, match="typesize 4 does not divide"):
         Blosc2(typesize=4).resolve(ChunkGeometry(1, 3 * 225 * 225, 1, 2))
+
+
+def test_typesize_beyond_the_streams_of_bytedelta_raises():
+    with pytest.raises(CodecError, match="127"):
+        Blosc2(filter="shuffle+bytedelta", typesize=200).resolve(ChunkGeometry(1, 2000, 1, 2))
 
 
 def test_block_larger_than_blosc2_allows_raises():

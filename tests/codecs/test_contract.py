@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import h5cache.codecs
-from h5cache.codecs import CODECS, codec_from_config, codec_from_name, encode_verified
+from h5cache.codecs import CODECS, ChunkGeometry, codec_from_config, codec_from_name, encode_verified
 from h5cache.errors import CodecError
 
 ROOT = Path(h5cache.codecs.__file__).parents[2]
@@ -97,6 +99,25 @@ def test_verified_encoding_returns_what_encode_returns(encoder, case):
     stored, spans = encode_verified(resolved, case.chunk)
     assert stored == resolved.encode(case.chunk)
     assert spans.header == resolved.locate_blocks(stored).header
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    items=st.integers(1, 700),
+    itemsize=st.sampled_from((1, 2, 4, 8)),
+    block_samples=st.integers(1, 5),
+    num_blocks=st.integers(1, 4),
+    channels_last=st.integers(1, 5),
+    levels=st.sampled_from((1, 2, 7, 256)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_chunk_of_any_geometry_survives(
+    encoder, items, itemsize, block_samples, num_blocks, channels_last, levels, seed
+):
+    samples = block_samples * num_blocks
+    chunk = np.random.default_rng(seed).integers(0, levels, (samples, items * itemsize), dtype=np.uint8)
+    geometry = ChunkGeometry(itemsize, items * itemsize, block_samples, samples, channels_last)
+    encode_verified(encoder.resolve(geometry), chunk)
 
 
 def test_coded_blocks_never_have_the_length_of_raw_ones(encoder, case):
@@ -198,7 +219,7 @@ def test_resolving_twice_changes_nothing(encoder, case):
 def test_geometry_of_broken_blocks_raises(encoder, make):
     geometry = make("uint8").geometry
     with pytest.raises(CodecError, match="whole blocks"):
-        encoder.resolve(h5cache.codecs.ChunkGeometry(1, geometry.sample_nbytes, 3, 4))
+        encoder.resolve(ChunkGeometry(1, geometry.sample_nbytes, 3, 4))
 
 
 def test_chunk_that_is_not_contiguous_raises(encoder, make):
