@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from torch.utils.data import Dataset
 
 from h5cache.errors import SchemaError
 from h5cache.format.open import open_dataset, read_dataset_index
+from h5cache.load.loader import PREFETCH, Loader
+from h5cache.load.options import LoaderOptions
 from h5cache.load.read import SampleReader
 from h5cache.schema import Schema
 
@@ -60,6 +63,7 @@ class H5TensorDataset(Dataset[Any]):
     ) -> None:
         info = open_dataset(path, fields)
         self._reader = SampleReader(info, verify)
+        self._selected: npt.NDArray[np.int64] | None = None
         self.schema: Schema = info.schema
         self.fields: tuple[str, ...] = _choose_fields(info.schema, fields if not info.is_foreign else None)
         self.as_dict = as_dict
@@ -91,12 +95,63 @@ class H5TensorDataset(Dataset[Any]):
         return read_dataset_index(self._reader.info)
 
     def __len__(self) -> int:
-        return self._reader.info.num_samples
+        return self._reader.info.num_samples if self._selected is None else len(self._selected)
+
+    def loader(
+        self,
+        batch_size: int,
+        shuffle: bool | str = False,
+        *,
+        threads: int | None = None,
+        prefetch: int = PREFETCH,
+        summary: bool = False,
+        **options: Any,
+    ) -> Loader:
+        """Return a `Loader`: batches filled by threads, in order, as contiguous tensors.
+
+        Args:
+            batch_size: samples of a batch, per rank.
+            shuffle: False; "full" (or True): every sample anywhere; "chunk": whole chunks in random order, mixed in
+                a window of `window_nbytes`.
+            threads: threads that read and decode; None: the cores this process may use, more while reads are cold;
+                0: none, the consumer does it.
+            prefetch: batches that are filled ahead.
+            summary: log one line about every epoch.
+            seed: of shuffle and augmentation.
+            drop_last: drop a last batch that is not full.
+            rank, world_size: which part of each global batch; by default torch.distributed's, else 0 of 1.
+            fields, as_dict: as for the dataset.
+            pin_memory: batches in page-locked memory; "auto": where there is CUDA.
+            device: copy batches there, on a stream of their own, and hand over device tensors.
+            memory_format: "contiguous" or "channels_last" for pictures; by default as they are stored.
+            dtype: of pictures and float fields. normalize: "imagenet" or (mean, std) for pictures.
+            augment: any of RandomCrop, RandomResizedCrop, HorizontalFlip, done while rows are filled.
+            transform: called with each batch, in the threads; what it returns is delivered.
+            verify: as for the dataset.
+            window_nbytes, lanes: decoded bytes that "chunk" mixes, and from how many places it takes them.
+        """
+        asked = LoaderOptions(batch_size=batch_size, shuffle=shuffle, **options)
+        reader = self._reader.sibling(asked.verify)
+        return Loader(
+            reader,
+            asked.plan_order(reader, self._selected),
+            asked.plan_recipe(reader, self.fields, self.as_dict),
+            memory=asked.plan_memory(max_idle=prefetch + 2),
+            device=asked.plan_device(),
+            threads=threads,
+            prefetch=prefetch,
+            window_nbytes=asked.window_nbytes,
+            labels=self._labels(),
+            summary=summary,
+        )
 
     def __getitem__(self, item: int | slice | Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Any:
         """Return one sample, or a batch of samples for a slice or a list; tensors are contiguous and the caller's."""
         if isinstance(item, int | np.integer) or (isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 0):
-            return self._deliver({name: batch[0] for name, batch in self._batch(self._numbers([int(item)])).items()})
+            number = operator.index(item)  # TypeError for a float: nothing is rounded
+            if not -len(self) <= number < len(self):
+                raise IndexError(f"sample {number} is out of range: the dataset has {len(self)} samples")
+            return self._deliver({name: batch[0] for name, batch in self._batch(self._numbers([number])).items()})
         return self._deliver(self._batch(self._numbers(item)))
 
     def close(self) -> None:
@@ -112,6 +167,12 @@ class H5TensorDataset(Dataset[Any]):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {self.schema[name].dtype}{list(self.schema[name].shape)}" for name in self.fields)
         return f"H5TensorDataset({self.path!r}, {len(self)} samples, {fields})"
+
+    def _labels(self) -> npt.NDArray[Any] | None:
+        try:
+            return self._reader.info.resident.get(self._target_field())
+        except AttributeError:
+            return None
 
     def _batch(self, samples: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
         return {name: self._read(name, samples) for name in self.fields}
@@ -146,12 +207,11 @@ class H5TensorDataset(Dataset[Any]):
             return np.zeros(0, np.int64)
         if asked.ndim != 1 or asked.dtype.kind not in "iu":
             raise TypeError(f"samples are chosen by whole numbers, got {asked.dtype} of {asked.ndim} dimensions")
+        outside = (asked < -total) | (asked >= total)
+        if outside.any():
+            raise IndexError(f"sample {asked[outside][0]} is out of range: the dataset has {total} samples")
         numbers = asked.astype(np.int64)
-        numbers = np.where(numbers < 0, numbers + total, numbers)
-        if numbers.min() < 0 or numbers.max() >= total:
-            bad = asked[(numbers < 0) | (numbers >= total)][0]
-            raise IndexError(f"sample {bad} is out of range: the dataset has {total} samples")
-        return numbers
+        return np.where(numbers < 0, numbers + total, numbers)
 
     def _target_field(self) -> str:
         if "label" in self.schema:
@@ -166,6 +226,6 @@ def _choose_fields(schema: Schema, wanted: Sequence[str] | None) -> tuple[str, .
     if wanted is None:
         return tuple(schema)
     unknown = [name for name in wanted if name not in schema]
-    if unknown or isinstance(wanted, str) or not wanted:
-        raise SchemaError(f"fields must name some of {', '.join(schema)}, got {wanted!r}")
+    if unknown or isinstance(wanted, str) or not wanted or len(set(wanted)) < len(wanted):
+        raise SchemaError(f"fields must name some of {', '.join(schema)}, each once, got {wanted!r}")
     return tuple(wanted)

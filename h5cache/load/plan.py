@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from h5cache.format.storage import THROUGH_HDF5, FieldStorage
 
-__all__ = ["BlockPlan", "plan_blocks"]
+__all__ = ["BlockPlan", "chunks_of", "plan_blocks"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -31,11 +31,24 @@ class BlockPlan:
     nbytes: Integers
 
 
+def chunks_of(storage: FieldStorage, starts: Integers, samples: Integers) -> tuple[Integers, Integers]:
+    """Return the chunk of each sample, counted over all shards, and the sample's place in it."""
+    shards, local = _in_shards(starts, samples)
+    per_chunk = storage.layout.chunk_samples
+    return storage.chunk_starts[shards] + local // per_chunk, local % per_chunk
+
+
+def _in_shards(starts: Integers, samples: Integers) -> tuple[Integers, Integers]:
+    if len(starts) == 2:
+        return np.zeros_like(samples), samples
+    shards = np.searchsorted(starts, samples, side="right") - 1
+    return shards, samples - starts[shards]
+
+
 def plan_blocks(storage: FieldStorage, starts: Integers, samples: Integers) -> BlockPlan:
     """Locate `samples` (numbers within the dataset, any order, repeats allowed) of one field."""
     layout = storage.layout
-    shards = np.searchsorted(starts, samples, side="right") - 1 if len(starts) > 2 else np.zeros_like(samples)
-    local = samples - starts[shards]
+    shards, local = _in_shards(starts, samples)
     block_in_shard = local // layout.block_samples
     blocks = storage.block_starts[shards] + block_in_shard
     if layout.contiguous:

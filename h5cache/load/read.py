@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
@@ -21,14 +25,26 @@ from h5cache.load.plan import BlockPlan, plan_blocks
 from h5cache.quantise import expand
 from h5cache.store.local import LocalStore
 
-__all__ = ["VERIFY_MODES", "SampleReader"]
+__all__ = ["VERIFY_MODES", "ReadCounters", "SampleReader"]
 
 log = logging.getLogger(__name__)
 
 #: When stored bytes are checked: a block's first read in this process, every read, or no read.
 VERIFY_MODES = ("first", "always", "never")
 
+Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
+Samples = npt.NDArray[np.int64]
+Decode = Callable[[Bytes, int, Bytes], None]
+
+
+@dataclass
+class ReadCounters:
+    """What one thread has done: stored bytes read, and nanoseconds in pread and in decoding."""
+
+    nbytes: int = 0
+    read_ns: int = 0
+    decode_ns: int = 0
 
 
 class SampleReader:
@@ -52,125 +68,253 @@ class SampleReader:
     def info(self) -> DatasetInfo:
         return self._info
 
+    def sibling(self, verify: str | None = None) -> SampleReader:
+        """Return a reader of the same files that counts for itself and knows what this one has checked already."""
+        other = SampleReader(self._info, self._verify if verify is None else verify)
+        other._store, other._to_check = self._store, self._to_check
+        return other
+
+    def counters(self) -> ReadCounters:
+        """Return what all threads have done so far, summed."""
+        with self._lock:
+            done = list(self._counters)
+        return ReadCounters(
+            sum(one.nbytes for one in done), sum(one.read_ns for one in done), sum(one.decode_ns for one in done)
+        )
+
     def close(self) -> None:
         """Close descriptors; idempotent. A later read opens them again."""
         self._store.close()
 
-    def read(self, name: str, samples: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-        """Write the samples, in the order asked, into `out`: C-contiguous `(len(samples), *shape)`, stored dtype.
+    def read(self, name: str, samples: Samples, out: Array) -> None:
+        """Write the samples, in the order asked, into `out`: C-contiguous `(len(samples), *shape)`, the field's dtype.
 
         ChecksumError names file, field, chunk and key of a sample whose stored bytes have changed.
         """
+        table, axis = self._info.storage[name].table, self._info.storage[name].layout.field.channel_axis
+        if table is None:
+            self.read_stored(name, samples, out)
+        elif self._info.storage[name].layout.block_samples == 1:
+            for row, codes in self.iter_stored(name, samples):
+                expand(codes[np.newaxis], table, out[row : row + 1], axis)
+        else:
+            rows = np.empty(out.shape, np.uint8)
+            self.read_stored(name, samples, rows)
+            expand(rows, table, out, axis)
+
+    def iter_stored(self, name: str, samples: Samples) -> Iterator[tuple[int, Array]]:
+        """Yield (row, sample in stored dtype) for each of `samples`, in any order. A sample is valid until the next."""
+        storage = self._info.storage[name]
+        layout = storage.layout
+        shape = layout.field.shape
+        if name in self._info.resident or layout.block_samples > 1:
+            rows = np.empty((len(samples), *shape), layout.stored_dtype)
+            self.read_stored(name, samples, rows)
+            yield from enumerate(rows)
+            return
+        plan = plan_blocks(storage, self._info.starts, samples)
+        rows, foreign = self._read_foreign(storage, plan)
+        for row, stored in zip(foreign.tolist(), rows, strict=True):
+            yield row, stored
+        target = self._thread_memory("sample", layout.sample_nbytes)[: layout.sample_nbytes]
+        sample = target.view(layout.stored_dtype).reshape(shape)
+        for row in self._read_own_blocks(storage, plan, None, target):
+            yield row, sample
+
+    def read_stored(self, name: str, samples: Samples, out: Array) -> None:
+        """As `read`, but exact codes stay codes: `out` is of the stored dtype."""
         resident = self._info.resident.get(name)
         if resident is not None:
             np.take(resident, samples, axis=0, out=out, mode="clip")
             return
         storage = self._info.storage[name]
         plan = plan_blocks(storage, self._info.starts, samples)
-        foreign = plan.offsets == THROUGH_HDF5
-        if foreign.any():
-            self._read_through_hdf5(storage, plan, np.flatnonzero(foreign), out)
-        ours = np.flatnonzero(~foreign)
+        rows, foreign = self._read_foreign(storage, plan)
+        if len(foreign):
+            out[foreign] = rows
         if storage.layout.block_samples == 1:
-            for row, block, shard, offset, nbytes in zip(
-                ours.tolist(),
-                plan.blocks[ours].tolist(),
-                plan.shards[ours].tolist(),
-                plan.offsets[ours].tolist(),
-                plan.nbytes[ours].tolist(),
-                strict=True,
-            ):
-                self._read_block(storage, block, shard, offset, nbytes, out[row : row + 1])
-        elif len(ours):
-            self._read_shared(storage, plan, ours, out)
+            flat = out.reshape(
+                len(out), storage.layout.field.sample_nbytes // storage.layout.field.stored_dtype.itemsize
+            )
+            for _ in self._read_own_blocks(storage, plan, flat.view(np.uint8), None):
+                pass
+        else:
+            self._read_shared_blocks(storage, plan, out)
 
-    def _read_shared(
-        self, storage: FieldStorage, plan: BlockPlan, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> None:
-        """Decode each block once and deal its samples to their rows."""
+    def _read_own_blocks(
+        self, storage: FieldStorage, plan: BlockPlan, rows: Bytes | None, sample: Bytes | None
+    ) -> Iterator[int]:
+        """Read blocks of one sample each into `rows[row]`, or each into `sample`; yield a row when it is there.
+
+        This is the hot path: one preadv and one decode per sample, and as little Python as can be between them.
+        """
+        decode, prefix = self._decoder(storage)
+        scratch = self._thread_memory("stored", prefix + storage.layout.sample_nbytes)
+        sample_nbytes = storage.layout.sample_nbytes
+        counters = self._thread_counters()
+        unchecked = self._unchecked(storage)
+        checksums = storage.block_checksums
+        preadv = os.preadv
+        for shard, members in _by_shard(plan, plan.offsets != THROUGH_HDF5):
+            with self._store.opened(shard) as descriptor:
+                for row, block, offset, nbytes in zip(
+                    members.tolist(),
+                    plan.blocks[members].tolist(),
+                    plan.offsets[members].tolist(),
+                    plan.nbytes[members].tolist(),
+                    strict=True,
+                ):
+                    target: Bytes = rows[row] if rows is not None else sample  # type: ignore[assignment]
+                    if nbytes == 0:
+                        target.fill(0)
+                        yield row
+                        continue
+                    stored = target if nbytes == sample_nbytes else scratch[prefix : prefix + nbytes]
+                    began = perf_counter_ns()
+                    if preadv(descriptor, (stored.data,), offset) != nbytes:
+                        self._store.fill(descriptor, shard, offset, stored)
+                    read = perf_counter_ns()
+                    if unchecked is not None and unchecked[block]:
+                        if checksum(stored) != int(checksums[block]):
+                            self._reread_block(storage, block, shard, target)
+                            yield row
+                            continue
+                        if self._verify == "first":
+                            unchecked[block] = False
+                    if stored is not target:
+                        try:
+                            decode(scratch, nbytes, target)
+                        except CodecError as exc:
+                            raise ChecksumError(f"{self._where(storage, block, shard)} does not decode: {exc}") from exc
+                    done = perf_counter_ns()
+                    counters.nbytes += nbytes
+                    counters.read_ns += read - began
+                    counters.decode_ns += done - read
+                    yield row
+
+    def _read_shared_blocks(self, storage: FieldStorage, plan: BlockPlan, out: Array) -> None:
+        """Decode each block of several samples once, and deal its samples to their rows."""
         layout = storage.layout
-        scratch = np.empty((layout.block_samples, *layout.field.shape), layout.field.stored_dtype)
-        _, first, group = np.unique(plan.blocks[rows], return_index=True, return_inverse=True)
-        order = np.argsort(group, kind="stable")
-        bounds = np.searchsorted(group[order], np.arange(len(first) + 1))
-        for number, lead in enumerate(first.tolist()):
-            row = int(rows[lead])
+        block = np.empty((layout.block_samples, *layout.field.shape), layout.stored_dtype)
+        rows = np.flatnonzero(plan.offsets != THROUGH_HDF5)
+        order = rows[np.argsort(plan.blocks[rows], kind="stable")]
+        numbers = plan.blocks[order]
+        bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
+        for start, stop in pairwise(bounds):
+            members = order[start:stop]
+            row = int(members[0])
             nbytes = int(plan.nbytes[row])
             # The last block of a contiguous field may be short.
-            target = scratch[: nbytes // layout.sample_nbytes] if layout.is_raw else scratch
-            self._read_block(
-                storage, int(plan.blocks[row]), int(plan.shards[row]), int(plan.offsets[row]), nbytes, target
-            )
-            members = rows[order[bounds[number] : bounds[number + 1]]]
+            target = block[: nbytes // layout.sample_nbytes] if layout.is_raw else block
+            self._read_block(storage, plan, row, target.reshape(-1).view(np.uint8))
             out[members] = target[plan.places[members]]
 
-    def _read_block(
-        self, storage: FieldStorage, block: int, shard: int, offset: int, nbytes: int, out: npt.NDArray[Any]
-    ) -> None:
-        """Read and decode one block into `out`, C-contiguous rows of the field."""
-        if storage.table is not None:
-            codes = np.empty(out.shape, np.uint8)
-            if self._read_stored(storage, block, shard, offset, nbytes, codes):
-                expand(codes, storage.table, out, storage.layout.field.channel_axis)
-                return
-        elif self._read_stored(storage, block, shard, offset, nbytes, out):
-            return
-        self._reread_block(storage, block, shard, out)
-
-    def _read_stored(
-        self, storage: FieldStorage, block: int, shard: int, offset: int, nbytes: int, out: npt.NDArray[Any]
-    ) -> bool:
-        """As `_read_block`, without expanding codes; False where the stored bytes are not those of the checksum."""
-        flat = out.reshape(-1).view(np.uint8)
+    def _read_block(self, storage: FieldStorage, plan: BlockPlan, row: int, target: Bytes) -> None:
+        """Read and decode the block that holds the sample of `row`."""
+        block, shard, nbytes = int(plan.blocks[row]), int(plan.shards[row]), int(plan.nbytes[row])
         if nbytes == 0:
-            flat.fill(0)
-            return True
-        if nbytes == flat.size:
-            self._store.read_into(shard, offset, flat)
-            return self._is_intact(storage, block, flat)
-        decoder = self._decoder(storage)
-        scratch = self._scratch(decoder.prefix_nbytes + nbytes)
-        stored = scratch[decoder.prefix_nbytes : decoder.prefix_nbytes + nbytes]
-        self._store.read_into(shard, offset, stored)
+            target.fill(0)
+            return
+        decode, prefix = self._decoder(storage)
+        scratch = self._thread_memory("stored", prefix + storage.layout.block_nbytes)
+        stored = target if nbytes == target.size else scratch[prefix : prefix + nbytes]
+        counters = self._thread_counters()
+        began = perf_counter_ns()
+        self._store.read_into(shard, int(plan.offsets[row]), stored)
+        read = perf_counter_ns()
         if not self._is_intact(storage, block, stored):
-            return False
-        try:
-            decoder.decode_prefixed(scratch, nbytes, flat)
-        except CodecError as exc:
-            raise ChecksumError(f"{self._where(storage, block, shard)} does not decode: {exc}") from exc
-        return True
+            self._reread_block(storage, block, shard, target)
+            return
+        if stored is not target:
+            try:
+                decode(scratch, nbytes, target)
+            except CodecError as exc:
+                raise ChecksumError(f"{self._where(storage, block, shard)} does not decode: {exc}") from exc
+        counters.nbytes += nbytes
+        counters.read_ns += read - began
+        counters.decode_ns += perf_counter_ns() - read
+
+    def read_chunk(self, name: str, chunk: int, out: Array) -> None:
+        """Decode a whole chunk, counted over all shards, into `out`: the chunk's shape, in stored dtype."""
+        storage = self._info.storage[name]
+        layout = storage.layout
+        shard = int(np.searchsorted(storage.chunk_starts, chunk, side="right")) - 1
+        first = int(storage.block_starts[shard]) + (chunk - int(storage.chunk_starts[shard])) * layout.blocks_per_chunk
+        if storage.chunk_offsets[chunk] == THROUGH_HDF5:
+            start = self._first_sample(storage, first, shard)
+            count = min(layout.chunk_samples, int(self._info.starts[shard + 1]) - start)
+            self.read_stored(name, np.arange(start, start + count), out[:count])
+            return
+        nbytes = int(storage.chunk_nbytes[chunk])
+        stored = self._thread_memory("chunk", nbytes)[:nbytes]
+        counters = self._thread_counters()
+        began = perf_counter_ns()
+        self._store.read_into(shard, int(storage.chunk_offsets[chunk]), stored)
+        read = perf_counter_ns()
+        blocks = slice(first, first + layout.blocks_per_chunk)
+        unchecked = self._unchecked(storage)
+        if unchecked is not None and unchecked[blocks].any():
+            if layout.is_raw or checksum(stored) != int(storage.chunk_checksums[chunk]):
+                # Block by block: finds out which samples are damaged, or that all are whole.
+                for block in range(blocks.start, blocks.stop):
+                    self._check_block(storage, shard, block, out)
+                return
+            if self._verify == "first":
+                unchecked[blocks] = False
+        layout.codec.decode(stored, out)
+        counters.nbytes += nbytes
+        counters.read_ns += read - began
+        counters.decode_ns += perf_counter_ns() - read
+
+    def _check_block(self, storage: FieldStorage, shard: int, block: int, chunk: Array) -> None:
+        samples = storage.layout.block_samples
+        place = (block - int(storage.block_starts[shard])) % storage.layout.blocks_per_chunk
+        target = chunk[place * samples : (place + 1) * samples].reshape(-1).view(np.uint8)
+        first = self._first_sample(storage, block, shard)
+        if first >= int(self._info.starts[shard + 1]):
+            target.fill(0)  # padding behind the last sample
+            return
+        plan = plan_blocks(storage, self._info.starts, np.array([first]))
+        self._read_block(storage, plan, 0, target)
 
     def _is_intact(self, storage: FieldStorage, block: int, stored: Bytes) -> bool:
-        if self._verify == "never":
-            return True
-        seen = self._seen.get(storage.name)
-        if seen is None:
-            seen = self._seen.setdefault(storage.name, np.zeros(len(storage.block_checksums), bool))
-        if seen[block] and self._verify == "first":
+        unchecked = self._unchecked(storage)
+        if unchecked is None or not unchecked[block]:
             return True
         if checksum(stored) != int(storage.block_checksums[block]):
             return False
-        seen[block] = True
+        if self._verify == "first":
+            unchecked[block] = False
         return True
 
-    def _reread_block(self, storage: FieldStorage, block: int, shard: int, out: npt.NDArray[Any]) -> None:
+    def _unchecked(self, storage: FieldStorage) -> npt.NDArray[np.bool_] | None:
+        """Which blocks are still to be checked in this process; None where none ever is."""
+        if self._verify == "never" or not len(storage.block_checksums):
+            return None
+        found = self._to_check.get(storage.name)
+        if found is None:
+            found = self._to_check.setdefault(storage.name, np.ones(len(storage.block_checksums), bool))
+        return found
+
+    def _reread_block(self, storage: FieldStorage, block: int, shard: int, out: Bytes) -> None:
         """The stored bytes are not ours: find out whether they were moved or rewritten, or are damaged."""
+        layout = storage.layout
+        first = self._first_sample(storage, block, shard)
+        rows = out.view(layout.stored_dtype).reshape(-1, *layout.field.shape)
+        count = min(len(rows), int(self._info.starts[shard + 1]) - first)
         if len(self._info.shards) > 1:
             fresh = refresh_shard(self._info, shard)
             if not np.array_equal(fresh.storage[storage.name].chunk_offsets, storage.chunk_offsets):
                 log.warning(
-                    "%s was repacked after the manifest was written; its own tables are used", self._store.path(shard)
+                    "%s was repacked after its manifest was written; its own tables are used", self._path(shard)
                 )
                 self._info = fresh
                 self._start()
-                first = self._first_sample(storage, block, shard)
-                samples = np.arange(first, first + len(out))
-                self.read(storage.name, samples, out)
+                self.read_stored(storage.name, np.arange(first, first + count), rows[:count])
                 return
-        if isinstance(storage.layout.codec, Blosc2) and not self._holds_own_frame(storage, block, shard):
-            first = self._first_sample(storage, block, shard) - int(self._info.starts[shard])
-            rows = np.arange(first, first + len(out))
-            self._read_rows(storage, shard, rows, out)
+        if isinstance(layout.codec, Blosc2) and not self._holds_own_frame(storage, block, shard):
+            local = first - int(self._info.starts[shard])
+            self._read_through_hdf5(storage, shard, np.arange(local, local + count), rows[:count])
             return
         raise ChecksumError(
             f"{self._where(storage, block, shard)} is damaged or was changed: its stored bytes do not match their "
@@ -178,30 +322,29 @@ class SampleReader:
         )
 
     def _holds_own_frame(self, storage: FieldStorage, block: int, shard: int) -> bool:
-        chunk = self._chunk(storage, block, shard)
-        place = int(storage.chunk_starts[shard]) + chunk
+        place = int(storage.chunk_starts[shard]) + self._chunk(storage, block, shard)
         return is_own_frame(
             self._store.read(shard, int(storage.chunk_offsets[place]), int(storage.chunk_nbytes[place]))
         )
 
-    def _read_through_hdf5(
-        self, storage: FieldStorage, plan: BlockPlan, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]
-    ) -> None:
-        for shard in np.unique(plan.shards[rows]).tolist():
-            members = rows[plan.shards[rows] == shard]
-            values = np.empty((len(members), *out.shape[1:]), out.dtype)
-            self._read_rows(storage, shard, plan.local[members], values)
-            out[members] = values
+    def _read_foreign(self, storage: FieldStorage, plan: BlockPlan) -> tuple[Array, Samples]:
+        """Read what libhdf5 must read; return those samples in stored dtype and their rows."""
+        wanted = plan.offsets == THROUGH_HDF5
+        rows = np.flatnonzero(wanted)
+        values = np.empty((len(rows), *storage.layout.field.shape), storage.layout.stored_dtype)
+        for shard, members in _by_shard(plan, wanted):
+            place = np.searchsorted(rows, members)
+            part = np.empty((len(members), *values.shape[1:]), values.dtype)
+            self._read_through_hdf5(storage, shard, plan.local[members], part)
+            values[place] = part
+        return values, rows
 
-    def _read_rows(self, storage: FieldStorage, shard: int, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
+    def _read_through_hdf5(self, storage: FieldStorage, shard: int, rows: Samples, out: Array) -> None:
         with self._store.opened(shard):  # says so if the file is no longer the one that was opened
-            pass
-        if storage.table is None:
-            hdf5.read_rows(self._store.path(shard), storage.name, rows, out)
-            return
-        codes = np.empty(out.shape, np.uint8)
-        hdf5.read_rows(self._store.path(shard), storage.name, rows, codes)
-        expand(codes, storage.table, out, storage.layout.field.channel_axis)
+            hdf5.read_rows(self._path(shard), storage.name, rows, out)
+
+    def _path(self, shard: int) -> str:
+        return self._store.path(shard)
 
     def _chunk(self, storage: FieldStorage, block: int, shard: int) -> int:
         if storage.layout.contiguous:
@@ -217,24 +360,47 @@ class SampleReader:
         stop = min(first + storage.layout.block_samples, int(self._info.starts[shard + 1]))
         return describe_place(self._info, shard, storage.name, self._chunk(storage, block, shard), first, stop)
 
-    def _decoder(self, storage: FieldStorage) -> BlockDecoder:
+    def _decoder(self, storage: FieldStorage) -> tuple[Decode, int]:
+        """Return the function that decodes one block, and the bytes it wants free in front of the stored ones."""
         decoder = self._decoders.get(storage.name)
         if decoder is None:
             decoder = self._decoders[storage.name] = storage.layout.codec.block_decoder(storage.block_header)
-        return decoder
+        return decoder.decode_prefixed, decoder.prefix_nbytes
 
-    def _scratch(self, nbytes: int) -> Bytes:
-        """This thread's memory for stored bytes, at least `nbytes`."""
-        scratch: Bytes | None = getattr(self._local, "scratch", None)
-        if scratch is None or scratch.size < nbytes:
-            scratch = self._local.scratch = np.empty(nbytes + nbytes // 2, np.uint8)
-        return scratch
+    def _thread_memory(self, use: str, nbytes: int) -> Bytes:
+        """This thread's memory for one use, at least `nbytes`."""
+        memory: Bytes | None = getattr(self._local, use, None)
+        if memory is None or memory.size < nbytes:
+            memory = np.empty(nbytes + nbytes // 4, np.uint8)
+            setattr(self._local, use, memory)
+        return memory
+
+    def _thread_counters(self) -> ReadCounters:
+        counters: ReadCounters | None = getattr(self._local, "counters", None)
+        if counters is None:
+            counters = self._local.counters = ReadCounters()
+            with self._lock:
+                self._counters.append(counters)
+        return counters
 
     def _start(self) -> None:
         self._store = LocalStore(self._info.shards)
         self._decoders: dict[str, BlockDecoder] = {}
-        self._seen: dict[str, npt.NDArray[np.bool_]] = {}
+        self._to_check: dict[str, npt.NDArray[np.bool_]] = {}
         self._local = threading.local()
+        self._lock = threading.Lock()
+        self._counters: list[ReadCounters] = []
+
+
+def _by_shard(plan: BlockPlan, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, Samples]]:
+    """Yield each shard with the rows that are wanted from it."""
+    rows = np.flatnonzero(wanted)
+    shards = plan.shards[rows]
+    if len(rows) and shards.min() == shards.max():
+        yield int(shards[0]), rows
+        return
+    for shard in np.unique(shards).tolist():
+        yield shard, rows[shards == shard]
 
 
 def describe_place(info: DatasetInfo, shard: int, field: str, chunk: int, start: int, stop: int) -> str:

@@ -1,0 +1,86 @@
+"""A bounded window of decoded chunks, for samples so small that they share blocks. Each chunk is decoded once.
+
+When which chunk is needed is known before the epoch begins, so nothing is guessed: a chunk takes a slot when the first
+batch that needs it is scheduled and leaves it when the last one has been delivered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from h5cache.load.order import ChunkSpans
+from h5cache.load.plan import chunks_of
+from h5cache.load.read import SampleReader
+
+__all__ = ["DecodedChunks", "plan_slots"]
+
+Array = npt.NDArray[Any]
+Samples = npt.NDArray[np.int64]
+
+
+def plan_slots(spans: ChunkSpans, ahead: int) -> int:
+    """Return how many chunks are held at most where batches are scheduled `ahead` of the delivered one."""
+    return ChunkSpans(spans.chunks, spans.first, spans.last + ahead).most_at_once
+
+
+class DecodedChunks:
+    """The decoded chunks of one field during one epoch.
+
+    `schedule` and `release` belong to one thread, the one that schedules batches. `decode` and `take` may run in
+    any; `take` for a batch only after all `decode`s scheduled up to it are done.
+    """
+
+    def __init__(self, reader: SampleReader, name: str, spans: ChunkSpans, batches: range, ahead: int) -> None:
+        self._reader = reader
+        self._name = name
+        storage = reader.info.storage[name]
+        self._storage = storage
+        layout = storage.layout
+        count = plan_slots(spans, ahead * batches.step)
+        self._memory = np.empty((count, *layout.chunk_shape), layout.stored_dtype)
+        self._rows = self._memory.reshape(count * layout.chunk_samples, *layout.field.shape)
+        self._free = list(range(count))
+        self._slots = np.full(len(storage.chunk_offsets), -1, np.int64)
+        self._spans = spans
+        self._by_last = np.argsort(spans.last, kind="stable")
+        self._scheduled = 0
+        self._released = 0
+
+    def schedule(self, batch: int) -> Sequence[int]:
+        """Give slots to the chunks that `batch` is the first to need; return them, to be decoded."""
+        stop = int(np.searchsorted(self._spans.first, batch, side="right"))
+        chunks: list[int] = self._spans.chunks[self._scheduled : stop].tolist()
+        self._scheduled = stop
+        for chunk in chunks:
+            self._slots[chunk] = self._free.pop()
+        return chunks
+
+    def decode(self, chunk: int) -> None:
+        self._reader.read_chunk(self._name, chunk, self._memory[self._slots[chunk]])
+
+    def take(self, samples: Samples, out: Array) -> None:
+        """Copy samples into rows of `out`, in stored dtype. Vectorised: no Python per sample."""
+        chunks, places = chunks_of(self._storage, self._reader.info.starts, samples)
+        slots = self._slots[chunks]
+        if slots.min(initial=0) < 0:
+            # Padding repeats a sample of the epoch's start, whose chunk has gone.
+            gone = slots < 0
+            self._reader.read_stored(
+                self._name, samples[gone], rows := np.empty((gone.sum(), *out.shape[1:]), out.dtype)
+            )
+            out[gone] = rows
+            out[~gone] = self._rows[slots[~gone] * self._storage.layout.chunk_samples + places[~gone]]
+            return
+        np.take(self._rows, slots * self._storage.layout.chunk_samples + places, axis=0, out=out, mode="clip")
+
+    def release(self, batch: int) -> None:
+        """Free the slots of chunks that no batch after `batch` needs."""
+        while self._released < len(self._by_last) and self._spans.last[self._by_last[self._released]] <= batch:
+            chunk = int(self._spans.chunks[self._by_last[self._released]])
+            self._free.append(int(self._slots[chunk]))
+            self._slots[chunk] = -1
+            self._released += 1

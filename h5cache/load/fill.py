@@ -1,0 +1,169 @@
+"""Fill the rows of a batch with one field of some samples: read, decode, augment, reorder, look values up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from h5cache.load.augment import Geometry, plan_geometry
+from h5cache.load.decoded import DecodedChunks
+from h5cache.load.delivery import Delivery
+from h5cache.load.read import SampleReader
+from h5cache.quantise import expand
+
+__all__ = ["FieldFiller"]
+
+Array = npt.NDArray[Any]
+Samples = npt.NDArray[np.int64]
+
+
+class FieldFiller:
+    """Fill rows of one field. Thread-safe: what is between decoding and the row lies in memory of the thread."""
+
+    def __init__(self, reader: SampleReader, name: str, delivery: Delivery, seed: int) -> None:
+        self._reader = reader
+        self._name = name
+        self._delivery = delivery
+        self._seed = seed
+        layout = reader.info.storage[name].layout
+        self._stored_dtype = layout.stored_dtype
+        self._is_small = layout.block_samples > 1
+        self._local = threading.local()
+
+    @property
+    def delivery(self) -> Delivery:
+        return self._delivery
+
+    def fill(self, samples: Samples, epoch: int, out: Array, decoded: DecodedChunks | None = None) -> None:
+        """Write the samples into `out`, C-contiguous `(len(samples), *delivery.shape)` of its memory dtype.
+
+        `decoded` holds their chunks already, where samples are small.
+        """
+        plan = self._delivery
+        if plan.is_direct:
+            if decoded is not None:
+                decoded.take(samples, out)
+            else:
+                self._reader.read_stored(self._name, samples, out)
+            return
+        geometry = self._plan_geometry(samples, epoch)
+        if self._is_small or decoded is not None:
+            rows = np.empty((len(samples), *plan.field.shape), self._stored_dtype)
+            if decoded is not None:
+                decoded.take(samples, rows)
+            else:
+                self._reader.read_stored(self._name, samples, rows)
+            if plan.table is not None and geometry is None and not plan.reorder:
+                expand(rows, plan.table, out, self._table_axis())
+                return
+            stored: Iterator[tuple[int, Array]] = enumerate(rows)
+        else:
+            stored = self._reader.iter_stored(self._name, samples)
+        for row, value in stored:
+            self._finish_row(value, out[row], geometry, row, plan)
+
+    def _plan_geometry(self, samples: Samples, epoch: int) -> Geometry | None:
+        field = self._delivery.field
+        if not self._delivery.augment:
+            return None
+        height, width = field.shape[1:] if field.layout == "CHW" else field.shape[:2]
+        return plan_geometry(self._delivery.augment, (height, width), self._seed, epoch, samples)
+
+    def _finish_row(self, stored: Array, out: Array, geometry: Geometry | None, row: int, plan: Delivery) -> None:
+        """Take one decoded sample through the steps it needs; the last step writes into the batch."""
+        field, value = plan.field, stored
+        if plan.expand_first is not None:
+            floats = self._scratch("floats", stored.shape, field.stored_dtype)
+            expand(value[np.newaxis], plan.expand_first, floats[np.newaxis], field.channel_axis)
+            value = floats
+        if geometry is not None:
+            shape = _sized(field.layout, geometry.size, field.channels)
+            last = not plan.reorder and plan.table is None
+            target = out if last else self._scratch("crop", shape, value.dtype)
+            cut(value, target, geometry, row, planar=field.layout == "CHW")
+            value = target
+        if plan.reorder:
+            target = out if plan.table is None else self._scratch("order", plan.shape, value.dtype)
+            np.copyto(target, value.transpose(1, 2, 0) if plan.channels_last else value.transpose(2, 0, 1))
+            value = target
+        if plan.table is not None:
+            expand(value[np.newaxis], plan.table, out[np.newaxis], self._table_axis())
+
+    def _table_axis(self) -> int | None:
+        if self._delivery.field.layout is None:
+            return None
+        return -1 if self._delivery.channels_last else 0
+
+    def _scratch(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        found: Array | None = getattr(self._local, name, None)
+        if found is None or found.shape != shape or found.dtype != dtype:
+            found = np.empty(shape, dtype)
+            setattr(self._local, name, found)
+        return found
+
+
+def _sized(layout: str | None, size: tuple[int, int], channels: int) -> tuple[int, ...]:
+    return (channels, *size) if layout == "CHW" else (*size, channels)
+
+
+def cut(value: Array, out: Array, geometry: Geometry, row: int, *, planar: bool) -> None:
+    """Cut the sample's box out of a picture, scale and mirror it, into `out`. Planar pictures go plane by plane."""
+    if planar:
+        for channel in range(len(value)):
+            _cut_plane(value[channel], out[channel], geometry, row)
+    else:
+        _cut_plane(value, out, geometry, row)
+
+
+def _cut_plane(value: Array, out: Array, geometry: Geometry, row: int) -> None:
+    import cv2
+
+    top, left = int(geometry.top[row]), int(geometry.left[row])
+    height, width = int(geometry.height[row]), int(geometry.width[row])
+    flip = bool(geometry.flip[row])
+    if geometry.padding:
+        box, place = _overlap(value.shape, top - geometry.padding, left - geometry.padding, height, width)
+        out.fill(0)
+        _copy(value[box], out[place], flip=False)
+        if flip:
+            out[:] = out[:, ::-1].copy()
+        return
+    box = (slice(top, top + height), slice(left, left + width))
+    if not geometry.resize or (height, width) == geometry.size:
+        _copy(value[box], out, flip)
+        return
+    shrinks = height >= geometry.size[0] and width >= geometry.size[1]
+    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    scaled = cv2.resize(
+        value[box], (geometry.size[1], geometry.size[0]), dst=None if flip else out, interpolation=method
+    )
+    if flip:
+        _copy(scaled.reshape(out.shape), out, flip=True)
+    elif scaled is not out:
+        np.copyto(out, scaled.reshape(out.shape))
+
+
+def _copy(source: Array, out: Array, flip: bool) -> None:
+    """Copy a picture or plane, mirrored where asked. cv2 mirrors bytes ten times as fast as numpy's reversed view."""
+    if not flip:
+        np.copyto(out, source)
+    elif source.dtype == np.uint8 and source.size:
+        import cv2
+
+        mirrored = cv2.flip(source, 1, dst=out)
+        if mirrored is not out and not np.shares_memory(mirrored, out):
+            np.copyto(out, mirrored.reshape(out.shape))
+    else:
+        np.copyto(out, source[:, ::-1])
+
+
+def _overlap(shape: tuple[int, ...], top: int, left: int, height: int, width: int) -> tuple[Any, Any]:
+    """Return where a box that reaches over the edge meets the picture, and where that goes in the box."""
+    rows = slice(max(0, top), max(0, min(shape[0], top + height)))
+    columns = slice(max(0, left), max(0, min(shape[1], left + width)))
+    place = (slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left))
+    return (rows, columns), place
