@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from h5cache.codecs import Blosc, Blosc2, Raw, Zstd
+    from h5cache.convert.api import convert_dataset
     from h5cache.errors import H5CacheError
     from h5cache.format.writer import Writer
     from h5cache.load.dataset import H5TensorDataset
@@ -27,6 +28,7 @@ _HOMES = {
     "Schema": "h5cache.schema",
     "Writer": "h5cache.format.writer",
     "Zstd": "h5cache.codecs",
+    "convert_dataset": "h5cache.convert.api",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "Writer",
     "Zstd",
     "__version__",
+    "convert_dataset",
 ]
 
 

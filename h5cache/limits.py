@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, by affinity and cgroup rather than by what is built in."""
+"""What this process may use of the machine: cores and memory, by affinity and cgroup, not by what is built in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def _cpu_quota() -> float | None:
     words = _read_words("/sys/fs/cgroup/cpu.max")
     if len(words) == 2 and words[0] != "max":
         return int(words[0]) / int(words[1])
-    quota, period = _read_number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), _read_number("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+    quota = _read_number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    period = _read_number("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
     return quota / period if quota is not None and period and quota > 0 else None
 
 

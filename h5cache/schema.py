@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator, Mapping
+import math
+import operator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +62,8 @@ class Field:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         object.__setattr__(self, "shape", _checked_shape(self.shape))
+        if self.chunk_samples is not None:
+            object.__setattr__(self, "chunk_samples", _whole_number("chunk_samples", self.chunk_samples))
         layout = _recognise_layout(self.shape) if self.layout == "auto" else self.layout
         object.__setattr__(self, "layout", layout)
         self._check()
@@ -73,7 +77,7 @@ class Field:
             raise SchemaError(f"layout must be 'CHW', 'HWC' or None, got {self.layout!r}")
         if self.layout is not None and len(self.shape) != 3:
             raise SchemaError(f"layout {self.layout} needs samples of 3 dimensions, got shape {self.shape}")
-        if self.chunk_samples is not None and not 1 <= int(self.chunk_samples) < 2**31:
+        if self.chunk_samples is not None and not 1 <= self.chunk_samples < 2**31:
             raise SchemaError(f"chunk_samples must be at least 1, got {self.chunk_samples}")
         if self.exact not in ("auto", "codes", "never"):
             raise SchemaError(f"exact must be 'auto', 'codes' or 'never', got {self.exact!r}")
@@ -87,7 +91,7 @@ class Field:
 
     @property
     def sample_nbytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.stored_dtype.itemsize
+        return math.prod(self.shape) * self.stored_dtype.itemsize
 
     @property
     def channel_axis(self) -> int | None:
@@ -149,6 +153,8 @@ class Schema(Mapping[str, Field]):
 
     @classmethod
     def of(cls, fields: Mapping[str, Field]) -> Schema:
+        if not isinstance(fields, Mapping):
+            raise SchemaError(f"fields must be a mapping of names to Fields, got {type(fields).__name__}")
         return fields if isinstance(fields, Schema) else cls(tuple(fields.items()))
 
     def __getitem__(self, name: str) -> Field:
@@ -173,7 +179,7 @@ def dtype_name(dtype: Any) -> str:
     if text.startswith("torch."):
         # torch says torch.float32; asking torch itself would import it.
         name = text.removeprefix("torch.")
-    elif text == "bfloat16":
+    elif text == "bfloat16" or dtype is None:  # numpy takes None for float64
         name = text
     else:
         try:
@@ -193,14 +199,18 @@ def check_field_name(name: str) -> None:
 
 
 def _checked_shape(shape: Any) -> tuple[int, ...]:
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    try:
-        checked = tuple(int(dim) for dim in dims)
-    except (TypeError, ValueError) as exc:
-        raise SchemaError(f"shape must be whole numbers, got {shape!r}") from exc
-    if any(dim < 1 for dim in checked) or checked != dims:
-        raise SchemaError(f"every dimension of a sample must be a whole number of at least 1, got {shape!r}")
+    dims = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    checked = tuple(_whole_number("a dimension of a sample's shape", dim) for dim in dims)
+    if any(dim < 1 for dim in checked):
+        raise SchemaError(f"every dimension of a sample must be at least 1, got {shape!r}")
     return checked
+
+
+def _whole_number(what: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError as exc:
+        raise SchemaError(f"{what} must be a whole number, got {value!r}") from exc
 
 
 def _recognise_layout(shape: tuple[int, ...]) -> str | None:

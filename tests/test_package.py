@@ -28,6 +28,7 @@ LAYERS: dict[str, int] = {
     "codecs": 1,
     "grid": 1,
     "limits": 1,
+    "terminal": 1,
     "schema": 2,
     "quantise": 2,
     "store": 2,

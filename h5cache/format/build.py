@@ -116,8 +116,13 @@ class Builder:
             if self._run.part_samples is not None and self._room(self._current()) == 0:
                 self._commit()
 
-    def finish(self) -> None:
-        """Commit the last part. A dataset without samples still gets one."""
+    def finish(self, provenance: Mapping[str, Any] | None = None) -> None:
+        """Commit the last part. A dataset without samples still gets one.
+
+        `provenance` replaces the run's in that part: what is known only at the end.
+        """
+        if provenance is not None:
+            self._run = replace(self._run, provenance=provenance)
         if self._part is not None or self._num_committed == 0:
             self._current()
             self._commit()
@@ -155,9 +160,18 @@ class Builder:
                 break
             self._rewrite_codes(number)
             count += 1
-        if count:
-            self._plans = read_plans(self._parts.part_path(0))
+        self._plans = self._read_plans(count)
         return count
+
+    def _read_plans(self, count: int) -> dict[str, FieldPlan]:
+        """Return the decisions of the first part, with what codes mean in all of the first `count`."""
+        plans: dict[str, FieldPlan] = {}
+        for number in range(count):
+            for name, own in read_plans(self._parts.part_path(number)).items():
+                first = plans.setdefault(name, own)
+                if first.table is not None and own.table is not None:
+                    plans[name] = replace(first, table=first.table.union(own.table))
+        return plans
 
     def _store_as_floats(self, conflict: PartConflict) -> None:
         """Write all parts anew with `conflict.field` as floats. Rare, and never wrong: codes must be exact."""
@@ -174,7 +188,7 @@ class Builder:
         self._part = None
         for number in range(self._num_committed):
             self._rewrite_codes(number)
-        self._plans = read_plans(self._parts.part_path(0)) if self._num_committed else {}
+        self._plans = self._read_plans(self._num_committed)
         self._part = replay_part(old, half_done.path, self._run.stored_schema, self._plans, REPLAY_SAMPLES)
         remove(old)
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.codecs import BlockSpans
+from h5cache.codecs import BlockSpans, Blosc2, is_own_frame
 from h5cache.errors import ChecksumError
-from h5cache.format.encode import EncodedChunk, checksum, describe_chunk
+from h5cache.format.encode import EncodedChunk, checksum, describe_chunk, raw_spans
+from h5cache.format.layout import FieldLayout
 from h5cache.format.storage import DatasetInfo, FieldStorage
 from h5cache.quantise import expand
 from h5cache.store.local import LocalStore
 
-__all__ = ["check_chunks", "decode_chunk", "iter_field_rows", "num_rows", "read_chunk"]
+__all__ = ["check_chunks", "decode_chunk", "decode_stored", "is_rewritten", "iter_field_rows", "num_rows", "read_chunk"]
 
 
 def num_rows(storage: FieldStorage, chunk: int, num_samples: int) -> int:
@@ -24,14 +25,20 @@ def num_rows(storage: FieldStorage, chunk: int, num_samples: int) -> int:
 
 
 def read_chunk(store: LocalStore, storage: FieldStorage, chunk: int) -> EncodedChunk:
-    """Read a stored chunk of a one-shard storage with its spans; ChecksumError where it was damaged."""
-    nbytes = int(storage.chunk_nbytes[chunk])
-    data = store.read(0, int(storage.chunk_offsets[chunk]), nbytes)
+    """Read a stored chunk of a one-shard storage with its spans; ChecksumError where it was damaged.
+
+    A contiguous field is read as if in chunks; the last ends with the rows, without padding.
+    """
     layout = storage.layout
+    if layout.contiguous:
+        start = chunk * layout.chunk_nbytes
+        offset, nbytes = int(storage.chunk_offsets[0]) + start, int(storage.chunk_nbytes[0]) - start
+        data = store.read(0, offset, min(nbytes, layout.chunk_nbytes))
+    else:
+        data = store.read(0, int(storage.chunk_offsets[chunk]), int(storage.chunk_nbytes[chunk]))
     blocks = slice(chunk * layout.blocks_per_chunk, (chunk + 1) * layout.blocks_per_chunk)
     if layout.is_raw:
-        starts = np.arange(layout.blocks_per_chunk, dtype=np.uint32) * np.uint32(layout.block_nbytes)
-        found = describe_chunk(data, BlockSpans(starts, np.full_like(starts, layout.block_nbytes), b""))
+        found = describe_chunk(data, raw_spans(layout, len(data)))
         intact = np.array_equal(found.block_checksums, storage.block_checksums[blocks])
         return found if intact else _damaged(store, storage, chunk)
     if checksum(data) != int(storage.chunk_checksums[chunk]):
@@ -40,6 +47,14 @@ def read_chunk(store: LocalStore, storage: FieldStorage, chunk: int) -> EncodedC
     header = storage.block_header if coded else b""
     spans = BlockSpans(storage.block_offsets[blocks], storage.block_nbytes[blocks], header)
     return EncodedChunk(data, spans, int(storage.chunk_checksums[chunk]), storage.block_checksums[blocks])
+
+
+def is_rewritten(storage: FieldStorage, data: bytes) -> bool:
+    """Tell a chunk that another program has encoded anew from one that is damaged.
+
+    HDF5's Blosc2 filter writes n-D frames, whose pixels lie in another order; no bit that flips makes one of ours such.
+    """
+    return isinstance(storage.layout.codec, Blosc2) and b"b2nd" in data[:256] and not is_own_frame(data)
 
 
 def _damaged(store: LocalStore, storage: FieldStorage, chunk: int) -> EncodedChunk:
@@ -51,8 +66,8 @@ def check_chunks(info: DatasetInfo) -> None:
     store = LocalStore(info.shards)
     try:
         for storage in info.storage.values():
-            if not storage.layout.contiguous:
-                for chunk in range(len(storage.chunk_offsets)):
+            if not storage.layout.resident:
+                for chunk in range(storage.layout.num_chunks(info.num_samples)):
                     read_chunk(store, storage, chunk)
     finally:
         store.close()
@@ -60,14 +75,21 @@ def check_chunks(info: DatasetInfo) -> None:
 
 def decode_chunk(storage: FieldStorage, data: bytes) -> npt.NDArray[Any]:
     """Decode a whole stored chunk to rows as the user sees them (codes expanded), padding included."""
-    layout = storage.layout
-    stored = np.empty(layout.chunk_shape, layout.stored_dtype)
-    layout.codec.decode(data, stored)
+    stored = decode_stored(storage.layout, data)
     if storage.table is None:
         return stored
-    rows = np.empty(layout.chunk_shape, layout.field.stored_dtype)
-    expand(stored, storage.table, rows, layout.field.channel_axis)
+    rows = np.empty(stored.shape, storage.layout.field.stored_dtype)
+    expand(stored, storage.table, rows, storage.layout.field.channel_axis)
     return rows
+
+
+def decode_stored(layout: FieldLayout, data: bytes) -> npt.NDArray[Any]:
+    """Decode a whole stored chunk to rows as they are stored (codes stay codes), padding included."""
+    if layout.is_raw:
+        return np.frombuffer(data, layout.stored_dtype).reshape(-1, *layout.field.shape)
+    stored = np.empty(layout.chunk_shape, layout.stored_dtype)
+    layout.codec.decode(data, stored)
+    return stored
 
 
 def iter_field_rows(info: DatasetInfo, store: LocalStore, name: str, step: int) -> Iterator[npt.NDArray[Any]]:
@@ -78,7 +100,7 @@ def iter_field_rows(info: DatasetInfo, store: LocalStore, name: str, step: int) 
         return
     storage = info.storage[name]
     pending = np.zeros((0, *storage.layout.field.shape), storage.layout.field.stored_dtype)
-    for chunk in range(len(storage.chunk_offsets)):
+    for chunk in range(storage.layout.num_chunks(info.num_samples)):
         rows = decode_chunk(storage, read_chunk(store, storage, chunk).data)
         rows = rows[: num_rows(storage, chunk, info.num_samples)]
         pending = np.concatenate([pending, rows])

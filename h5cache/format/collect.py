@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,9 @@ from h5cache.format.shard import FieldEnd, FieldPlan
 from h5cache.quantise import Quantiser, ValueTable, fit_quantiser
 from h5cache.schema import Field
 
-__all__ = ["ChunkCollector", "ReadyChunk", "RowCollector", "collector_for"]
+__all__ = ["ChunkCollector", "ReadyChunk", "RowCollector", "RowStack", "collector_for"]
+
+PIECES_JOINED = 1024
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +38,32 @@ class ReadyChunk:
     stop: int
 
 
+class RowStack:
+    """Copies of rows, in order. Many small pieces are joined to larger ones: an array alone costs 112 bytes."""
+
+    def __init__(self, join: Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]] = np.concatenate) -> None:
+        self._join = join
+        self._joined: list[npt.NDArray[Any]] = []
+        self._latest: list[npt.NDArray[Any]] = []
+
+    @property
+    def pieces(self) -> list[npt.NDArray[Any]]:
+        return [*self._joined, *self._latest]
+
+    def add(self, rows: npt.NDArray[Any]) -> None:
+        self._latest.append(rows.copy())
+        if len(self._latest) == PIECES_JOINED:
+            self._joined.append(self._join(self._latest))
+            self._latest = []
+
+
 class RowCollector:
     """Keep the rows of a small field (a label) until the end: they are written in one piece."""
 
     def __init__(self, field: Field, plan: FieldPlan | None) -> None:
         self.plan = plan or FieldPlan(plan_resident_layout(field))
-        self._rows: list[npt.NDArray[Any]] = [np.zeros((0, *field.shape), field.stored_dtype)]
+        self._rows = RowStack()
+        self._rows.add(np.zeros((0, *field.shape), field.stored_dtype))
 
     @property
     def room(self) -> int | None:
@@ -51,11 +74,11 @@ class RowCollector:
         return rows
 
     def add(self, prepared: npt.NDArray[Any]) -> ReadyChunk | None:
-        self._rows.append(prepared.copy())
+        self._rows.add(prepared)
         return None
 
     def finish(self) -> tuple[ReadyChunk | None, FieldEnd]:
-        return None, FieldEnd(self.plan.layout, rows=np.concatenate(self._rows))
+        return None, FieldEnd(self.plan.layout, rows=np.concatenate(self._rows.pieces))
 
 
 class ChunkCollector:
@@ -71,10 +94,13 @@ class ChunkCollector:
         self._layout: FieldLayout | None = None
         self._quantiser: Quantiser | None = None
         self._table: ValueTable | None = None
+        #: The codes of the parts before this one.
+        self._known: ValueTable | None = None
         self._may_become_codes = plan is None and field.may_be_coded_exactly
         if plan is not None:
             self._layout, self._quantiser = plan.layout, plan.quantiser
             self._table = plan.layout.empty_table() if plan.layout.codes else None
+            self._known = plan.table
         self._buffer = self._new_buffer()
         self._fill = 0
         self._num_samples = 0
@@ -82,7 +108,10 @@ class ChunkCollector:
     @property
     def plan(self) -> FieldPlan | None:
         """The decision; None before the first chunk is full."""
-        return None if self._layout is None else FieldPlan(self._layout, self._quantiser)
+        if self._layout is None:
+            return None
+        table = self._table if self._table is None or self._known is None else self._known.union(self._table)
+        return FieldPlan(self._layout, self._quantiser, table)
 
     @property
     def room(self) -> int | None:
@@ -94,6 +123,8 @@ class ChunkCollector:
         if self._quantiser is None or self._table is None:
             return rows
         codes, table = self._quantiser.encode(np.ascontiguousarray(rows), self._field.channel_axis)
+        if self._known is not None:
+            self._known.union(table)
         self._table = self._table.union(table)
         return codes
 

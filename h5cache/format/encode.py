@@ -12,7 +12,7 @@ import xxhash
 from h5cache.codecs import BlockSpans, Buffer, encode_verified
 from h5cache.format.layout import FieldLayout
 
-__all__ = ["EncodedChunk", "checksum", "checksum_blocks", "encode_chunk", "pad_chunk"]
+__all__ = ["EncodedChunk", "checksum", "checksum_blocks", "encode_chunk", "pad_chunk", "raw_spans"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,22 @@ def pad_chunk(rows: npt.NDArray[Any], chunk_samples: int) -> npt.NDArray[Any]:
 
 
 def encode_chunk(layout: FieldLayout, rows: npt.NDArray[Any]) -> EncodedChunk:
-    """Encode up to a chunk of rows (stored dtype), decode it again and compare, and take its checksums."""
+    """Encode up to a chunk of rows (stored dtype), decode it again and compare, and take its checksums.
+
+    A contiguous field ends with its rows: its last "chunk" is not padded.
+    """
+    if layout.contiguous:
+        data = np.ascontiguousarray(rows).tobytes()
+        return describe_chunk(data, raw_spans(layout, len(data)))
     data, spans = encode_verified(layout.codec, pad_chunk(rows, layout.chunk_samples))
     return describe_chunk(data, spans)
+
+
+def raw_spans(layout: FieldLayout, nbytes: int) -> BlockSpans:
+    """Return where the blocks of an uncompressed chunk of `nbytes` lie; the last may be short."""
+    starts = np.arange(0, nbytes, layout.block_nbytes)
+    sizes = np.minimum(layout.block_nbytes, nbytes - starts)
+    return BlockSpans(starts.astype(np.uint32), sizes.astype(np.uint32), b"")
 
 
 def describe_chunk(data: bytes, spans: BlockSpans) -> EncodedChunk:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import hdf5plugin  # noqa: F401  registers the filters with libhdf5
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.errors import FormatError, MissingDatasetError, UnsafeFileError
+from h5cache.errors import FormatError, H5CacheError, MissingDatasetError, UnsafeFileError
 
 __all__ = ["ChunkTable", "create_file", "open_file"]
 
@@ -27,6 +28,12 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 #: 'latest' under HDF5 2.x writes files that HDF5 1.14 and 1.10 refuse; v110 also checksums all metadata.
 LIBVER = h5py.h5f.LIBVER_V110
 MAX_SOFT_LINKS = 16
+#: What a small file may claim for a table that is compressed (gzip reaches 1032 to 1, others more on zeros).
+MAX_CLAIM_NBYTES = 64 * 1024 * 1024
+MAX_CLAIM_RATIO = 1100
+NOT_THE_FILES_FAULT = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE)
+#: What h5py raises where a file is damaged or hostile, besides what it documents.
+H5PY_ERRORS = (OSError, KeyError, IndexError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -53,22 +60,55 @@ def create_file(path: str) -> Iterator[h5py.File]:
     fapl.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     fapl.set_file_locking(False, True)
     fid = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, fcpl=fcpl, fapl=fapl)
-    with h5py.File(fid) as file:
+    file = h5py.File(fid)
+    try:
         yield file
+    finally:
+        with _clear_os_error(path):
+            file.close()
+
+
+@contextmanager
+def _clear_os_error(path: str) -> Iterator[None]:
+    """Say what the system said. libhdf5 wraps it in a page of text, and h5py makes a RuntimeError of it in close."""
+    try:
+        yield
+    except (OSError, RuntimeError) as exc:
+        found = re.search(r"errno = (\d+)", str(exc))
+        number = int(found[1]) if found else errno.EIO
+        raise OSError(number, os.strerror(number) if found else str(exc), path) from exc
 
 
 @contextmanager
 def open_file(path: str) -> Iterator[h5py.File]:
-    """Open a file for reading; MissingDatasetError or FormatError, naming it, where it cannot be."""
+    """Open a file for reading; MissingDatasetError or FormatError, naming it, where it cannot be.
+
+    What h5py raises inside the `with` block is a FormatError too: the block must do nothing but read the file.
+    """
     check_is_hdf5(path)
     try:
         file = h5py.File(path, "r", locking="best-effort")
     except OSError as exc:
-        if exc.errno in (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE):
+        if exc.errno in NOT_THE_FILES_FAULT:
             raise
         raise FormatError(f"{path}: the HDF5 file is damaged or truncated and cannot be opened ({exc})") from exc
-    with file:
+    except H5PY_ERRORS as exc:
+        raise FormatError(f"{path}: the HDF5 file is damaged and cannot be opened ({exc})") from exc
+    with file, errors_named(path):
         yield file
+
+
+@contextmanager
+def errors_named(path: str) -> Iterator[None]:
+    """Turn what h5py raises while the file at `path` is read into FormatError."""
+    try:
+        yield
+    except H5CacheError:
+        raise
+    except H5PY_ERRORS as exc:
+        if isinstance(exc, OSError) and exc.errno in NOT_THE_FILES_FAULT:
+            raise
+        raise FormatError(f"{path}: the HDF5 file is damaged or is not of this format ({exc})") from exc
 
 
 def check_is_hdf5(path: str) -> None:
@@ -185,17 +225,19 @@ def append_chunk(dataset: h5py.Dataset, start: int, stop: int, data: bytes) -> N
 
     Never call it after the edge chunk: growing later would make libhdf5 re-encode that chunk in another form.
     """
-    dataset.id.set_extent((stop, *dataset.shape[1:]))
-    dataset.id.write_direct_chunk((start, *(0 for _ in dataset.shape[1:])), data)
+    with _clear_os_error(dataset.file.filename):
+        dataset.id.set_extent((stop, *dataset.shape[1:]))
+        dataset.id.write_direct_chunk((start, *(0 for _ in dataset.shape[1:])), data)
 
 
 def write_contiguous(parent: h5py.Group, name: str, rows: npt.NDArray[Any]) -> h5py.Dataset:
     """Store an array in one piece."""
     space = h5py.h5s.create_simple(rows.shape)
     kind = h5py.h5t.py_create(rows.dtype, logical=True)
-    made = h5py.h5d.create(parent.id, name.encode(), kind, space, dcpl=_creation_properties())
-    if rows.size:
-        made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(rows))
+    with _clear_os_error(parent.file.filename):
+        made = h5py.h5d.create(parent.id, name.encode(), kind, space, dcpl=_creation_properties())
+        if rows.size:
+            made.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(rows))
     return h5py.Dataset(made)
 
 
@@ -212,7 +254,8 @@ def create_contiguous(file: h5py.File, name: str, dtype: np.dtype[Any], shape: t
 
 
 def write_rows(dataset: h5py.Dataset, start: int, rows: npt.NDArray[Any]) -> None:
-    dataset[start : start + len(rows)] = rows
+    with _clear_os_error(dataset.file.filename):
+        dataset[start : start + len(rows)] = rows
 
 
 def _creation_properties() -> Any:
@@ -240,16 +283,15 @@ def write_attributes(target: h5py.Group, attributes: Mapping[str, Any]) -> None:
 
 
 def read_attributes(target: h5py.Group) -> dict[str, Any]:
-    """Return the attributes as Python values; strings decoded, arrays of strings as tuples."""
+    """Return the attributes as Python values; strings decoded, arrays of strings as tuples. Other kinds are skipped."""
     found: dict[str, Any] = {}
     for name in target.attrs:
-        info = target.attrs.get_id(name)
-        if isinstance(info.get_type(), h5py.h5t.TypeStringID) and info.get_type().is_variable_str():
-            continue  # not ours: the format has none, and reading one may follow heap pointers of a hostile file
+        if not _is_plain(target.attrs.get_id(name).get_type()):
+            continue
         value = target.attrs[name]
         if isinstance(value, bytes):
             value = value.decode()
-        elif isinstance(value, np.ndarray) and value.dtype.kind == "S":
+        elif isinstance(value, np.ndarray) and value.dtype.kind == "S" and value.ndim == 1:
             value = tuple(text.decode() for text in value)
         elif isinstance(value, np.generic):
             value = value.item()
@@ -258,11 +300,25 @@ def read_attributes(target: h5py.Group) -> dict[str, Any]:
     return found
 
 
+def _is_plain(kind: h5py.h5t.TypeID) -> bool:
+    """True for fixed-length strings and numbers: the format has no others.
+
+    Reading variable-length ones may follow heap pointers of a hostile file; what somebody else noted is not ours.
+    """
+    if isinstance(kind, h5py.h5t.TypeStringID):
+        return not kind.is_variable_str()
+    return isinstance(kind, h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID)
+
+
 def read_array(dataset: h5py.Dataset) -> npt.NDArray[Any]:
     """Read a whole small dataset; FormatError where its size and its stored bytes disagree."""
     expected = dataset.size * dataset.dtype.itemsize
-    if dataset.chunks is None and dataset.id.get_storage_size() != expected:
-        raise FormatError(f"{dataset.file.filename}: {dataset.name} claims {expected} bytes that are not stored")
+    stored = dataset.id.get_storage_size()
+    repacked = dataset.chunks is not None and stored > 0
+    if (expected > MAX_CLAIM_NBYTES + MAX_CLAIM_RATIO * stored) if repacked else expected != stored:
+        raise FormatError(f"{dataset.file.filename}: {dataset.name} claims {expected} bytes, {stored} are stored")
+    if dataset.dtype.hasobject:
+        raise FormatError(f"{dataset.file.filename}: {dataset.name} is of a variable-length type; refused")
     return np.asarray(dataset[()])
 
 
@@ -271,6 +327,8 @@ def read_rows(path: str, name: str, rows: npt.NDArray[np.int64], out: npt.NDArra
     wanted, back = np.unique(rows, return_inverse=True)
     with open_file(path) as file:
         dataset = find_dataset(file, name)
+        if dataset.shape[1:] != out.shape[1:] or (len(wanted) and wanted[-1] >= dataset.shape[0]):
+            raise FormatError(f"{path}: /{name} is now of shape {dataset.shape}; open the dataset again")
         try:
             # Ranges are read in one go: h5py's list selection costs a hyperslab per row.
             if len(wanted) and wanted[-1] - wanted[0] == len(wanted) - 1:
@@ -278,14 +336,18 @@ def read_rows(path: str, name: str, rows: npt.NDArray[np.int64], out: npt.NDArra
             else:
                 values = dataset[wanted]
         except OSError as exc:
-            raise _unreadable(path, name, exc) from exc
-    np.copyto(out, values[back].view(out.dtype) if values.dtype != out.dtype else values[back])
+            raise _unreadable(path, dataset, exc) from exc
+    np.copyto(out, values[back], casting="equiv")  # the byte order may differ, nothing else
 
 
-def _unreadable(path: str, name: str, exc: OSError) -> FormatError:
-    if "filter" in str(exc):
-        return FormatError(f"{path}: /{name} needs an HDF5 filter that is missing or failed here ({exc})")
-    return FormatError(f"{path}: /{name} cannot be read ({exc})")
+def _unreadable(path: str, dataset: h5py.Dataset, exc: OSError) -> FormatError:
+    missing = [str(number) for number in filter_ids(dataset) if not h5py.h5z.filter_avail(number)]
+    if missing:
+        return FormatError(
+            f"{path}: {dataset.name} needs the HDF5 filter {', '.join(missing)}, which is not installed here; "
+            "find its name at https://portal.hdfgroup.org/documentation/hdf5-docs/registered_filter_plugins.html"
+        )
+    return FormatError(f"{path}: {dataset.name} cannot be read; it is damaged, or a filter failed ({exc})")
 
 
 def chunk_table(dataset: h5py.Dataset) -> ChunkTable:

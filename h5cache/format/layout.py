@@ -11,9 +11,16 @@ import numpy as np
 from h5cache.codecs import ChunkGeometry, Codec, Raw, codec_from_config
 from h5cache.errors import FormatError, SchemaError
 from h5cache.quantise import ValueTable
-from h5cache.schema import Field
+from h5cache.schema import QUANTISABLE, Field, Schema
 
-__all__ = ["FieldLayout", "plan_block_samples", "plan_chunk_samples", "plan_layout"]
+__all__ = [
+    "FieldLayout",
+    "check_chunk_sizes",
+    "plan_block_samples",
+    "plan_chunk_samples",
+    "plan_contiguous",
+    "plan_layout",
+]
 
 #: From this size on a sample is a block of its own: one pread and one decode (fine up to 12 MB).
 OWN_BLOCK_NBYTES = 16 * 1024
@@ -127,10 +134,15 @@ class FieldLayout:
             raise FormatError(
                 f"chunks of {self.chunk_samples} samples do not hold whole blocks of {self.block_samples}"
             )
-        if not self.is_raw and self.chunk_nbytes > MAX_CHUNK_NBYTES:
-            raise FormatError(f"a chunk of {self.chunk_nbytes} bytes is beyond the format's limit")
+        largest = self.sample_nbytes if self.contiguous else self.chunk_nbytes
+        if largest > MAX_CHUNK_NBYTES:
+            raise FormatError(f"a chunk or sample of {largest} bytes is beyond the format's limit")
         if self.contiguous and not self.is_raw:
             raise FormatError("a contiguous field cannot have a codec")
+        if self.codes and self.field.dtype not in QUANTISABLE:
+            raise FormatError(f"a field of dtype {self.field.dtype} cannot be stored as exact codes")
+        if not self.contiguous and self.codec.to_config()["block_nbytes"] != self.block_nbytes:
+            raise FormatError(f"{self.codec} does not fit blocks of {self.block_samples} samples")
 
 
 def plan_geometry(field: Field, codes: bool, block_samples: int, chunk_samples: int) -> ChunkGeometry:
@@ -194,11 +206,7 @@ def plan_layout(field: Field, codec: Codec, *, codes: bool = False, num_samples:
     """
     block_samples, chunk_samples = plan_chunking(field, codes, codec.has_blocks, num_samples)
     geometry = plan_geometry(field, codes, block_samples, chunk_samples)
-    if geometry.chunk_nbytes > MAX_CHUNK_NBYTES:
-        raise SchemaError(
-            f"a chunk of {chunk_samples} samples of {geometry.sample_nbytes} bytes is over {MAX_CHUNK_NBYTES} bytes; "
-            "give the field a smaller chunk_samples, or split the sample"
-        )
+    _check_chunk_size(geometry)
     resolved = codec.resolve(geometry)
     return FieldLayout(
         field=replace(field, codec=resolved, chunk_samples=None, exact="never"),
@@ -207,6 +215,34 @@ def plan_layout(field: Field, codec: Codec, *, codes: bool = False, num_samples:
         chunk_samples=chunk_samples,
         codes=codes,
     )
+
+
+def plan_contiguous(layout: FieldLayout) -> FieldLayout:
+    """Return the layout of a field whose number of samples is known before it is written.
+
+    Uncompressed fields then lie in one piece, where a row is found by multiplication and may be mapped; others stay
+    as they are.
+    """
+    return replace(layout, contiguous=True) if layout.is_raw else layout
+
+
+def check_chunk_sizes(schema: Schema) -> None:
+    """Raise SchemaError where a chunk of a field would be too large: before memory is asked for it."""
+    for name, field in schema.items():
+        if is_resident(field):
+            continue
+        try:
+            _check_chunk_size(plan_geometry(field, False, *plan_chunking(field, False, True, None)))
+        except SchemaError as exc:
+            raise SchemaError(f"field {name!r}: {exc}") from exc
+
+
+def _check_chunk_size(geometry: ChunkGeometry) -> None:
+    if geometry.chunk_nbytes > MAX_CHUNK_NBYTES:
+        raise SchemaError(
+            f"a chunk of {geometry.chunk_samples} samples of {geometry.sample_nbytes} bytes is over "
+            f"{MAX_CHUNK_NBYTES} bytes; give the field a smaller chunk_samples, or split the sample"
+        )
 
 
 def is_resident(field: Field) -> bool:

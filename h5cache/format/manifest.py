@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from h5cache.errors import FormatError, MissingDatasetError
+from h5cache.errors import FormatError, MissingDatasetError, UnsafeFileError
 from h5cache.format import hdf5, tables
 from h5cache.format.join import read_part, read_part_index
 from h5cache.format.layout import FieldLayout
@@ -42,16 +42,18 @@ from h5cache.store.local import FileIdentity, LocalFile
 __all__ = ["MANIFEST_NAME", "read_manifest", "read_shard_names", "refresh_shard", "write_manifest"]
 
 MANIFEST_NAME = "manifest.h5"
-SHARDS = "shards"
 
 
-def write_manifest(folder: str, names: Sequence[str], out: str) -> None:
-    """Write the manifest of the shards `names` in `folder` to `out`; the caller publishes it."""
+def write_manifest(folder: str, names: Sequence[str], out: str, provenance: Mapping[str, Any] | None = None) -> None:
+    """Write the manifest of the shards `names` in `folder` to `out`; the caller publishes it.
+
+    `provenance` is the dataset's; by default that of the first shard.
+    """
     paths = [os.path.join(folder, name) for name in names]
     infos = [read_part(path) for path in paths]
     joined = {name: concat_storage([info.storage[name] for info in infos]) for name in infos[0].storage}
     with hdf5.create_file(out) as file:
-        hdf5.write_contiguous(file, SHARDS, _shard_rows(names, infos))
+        tables.write_shards(file, _shard_rows(names, infos))
         for name, storage in joined.items():
             if storage.layout.resident:
                 rows = np.concatenate([info.resident[name] for info in infos])
@@ -60,7 +62,8 @@ def write_manifest(folder: str, names: Sequence[str], out: str) -> None:
                 tables.write_tables(file, name, _placed_tables(storage))
         tables.write_index(file, concat_index([read_part_index(path) for path in paths]))
         ends = {name: FieldEnd(storage.layout) for name, storage in joined.items()}
-        end = ShardEnd(ends, np.zeros(0), infos[0].classes, infos[0].provenance)
+        known = infos[0].provenance if provenance is None else provenance
+        end = ShardEnd(ends, np.zeros(0), infos[0].classes, known)
         hdf5.write_attributes(file, root_attributes("manifest", end))
 
 
@@ -70,7 +73,7 @@ def read_shard_names(folder: str) -> list[str]:
     if not os.path.exists(path):
         return []
     with hdf5.open_file(path) as file:
-        return [bytes(row["name"]).decode() for row in hdf5.read_array(hdf5.find_dataset(file, SHARDS))]
+        return [bytes(row["name"]).decode() for row in tables.read_shards(file)]
 
 
 def _shard_rows(names: Sequence[str], infos: Sequence[DatasetInfo]) -> tables.IndexRows:
@@ -103,18 +106,18 @@ def read_manifest(folder: str) -> DatasetInfo:
             f"the folder has no {MANIFEST_NAME}: it is no dataset, or its conversion is unfinished",
             folder,
         )
+    manifest = LocalFile.at(path)
     with hdf5.open_file(path) as file:
-        manifest = LocalFile.at(path)
         root = read_root(file)
         if root is None or root.kind != "manifest":
             raise FormatError(f"{path}: is not the manifest of an h5cache dataset")
-        rows = hdf5.read_array(hdf5.find_dataset(file, SHARDS))
+        rows = tables.read_shards(file)
         shards = tuple(_find_shard(folder, row) for row in rows)
         counts = [shard.num_samples for shard in shards]
         storage = {}
         resident = {}
         for name, layout in root.layouts.items():
-            storage[name] = _read_placed(file, name, layout, counts)
+            storage[name] = read_placed(file, name, layout, counts)
             if layout.resident:
                 resident[name] = read_resident(file, name, storage[name])
     info = DatasetInfo(
@@ -138,7 +141,9 @@ def read_manifest(folder: str) -> DatasetInfo:
 def _find_shard(folder: str, row: Any) -> ShardFile:
     name = bytes(row["name"]).decode()
     if os.path.basename(name) != name or name in ("", ".", ".."):
-        raise FormatError(f"{folder}: the manifest names a shard outside the folder: {name!r}")
+        raise UnsafeFileError(f"{folder}: the manifest names a shard outside the folder: {name!r}; refused")
+    if row["num_samples"] < 0:
+        raise FormatError(f"{folder}: the manifest counts {row['num_samples']} samples in {name!r}")
     path = os.path.join(folder, name)
     try:
         return ShardFile(path, FileIdentity.of(os.stat(path)), int(row["num_samples"]))
@@ -148,7 +153,7 @@ def _find_shard(folder: str, row: Any) -> ShardFile:
         ) from exc
 
 
-def _read_placed(file: Any, name: str, layout: FieldLayout, counts: Sequence[int]) -> FieldStorage:
+def read_placed(file: Any, name: str, layout: FieldLayout, counts: Sequence[int]) -> FieldStorage:
     found = tables.read_tables(file, name, layout)
     total = sum(counts)
     if layout.resident:
@@ -156,7 +161,7 @@ def _read_placed(file: Any, name: str, layout: FieldLayout, counts: Sequence[int
         chunks = np.array([(THROUGH_HDF5, total * layout.sample_nbytes, 0)], PLACED_CHUNK)
         per_shard, blocks = [1], [layout.num_blocks(total)]
     else:
-        chunks = found.chunks
+        chunks = found.chunks if len(found.chunks) else np.zeros(0, PLACED_CHUNK)
         per_shard = [1 if layout.contiguous else layout.num_chunks(count) for count in counts]
         blocks = [layout.num_blocks(count) for count in counts]
     if len(chunks) != sum(per_shard) or len(found.blocks) != sum(blocks):
@@ -175,15 +180,20 @@ def refresh_shard(info: DatasetInfo, number: int) -> DatasetInfo:
     """Return `info` with one shard's tables read from the shard itself: it was repacked or written to."""
     old = info.shards[number]
     fresh = read_part(old.path)
-    if fresh.num_samples != old.num_samples or fresh.schema != info.schema:
-        raise FormatError(f"{old.path}: is not the shard the manifest was written for; convert the dataset again")
+    strange = fresh.num_samples != old.num_samples or fresh.schema != info.schema
     storage = {}
-    for name, whole in info.storage.items():
+    for name, whole in info.storage.items() if not strange else ():
         if whole.layout.resident:
+            rows = info.resident[name][info.starts[number] : info.starts[number + 1]]
+            strange = strange or not np.array_equal(rows, fresh.resident[name])
             storage[name] = whole
             continue
         parts = split_storage(whole)
+        # Repacking moves chunks but keeps the tables, so these tell another shard of the same shape.
+        strange = strange or not np.array_equal(parts[number].block_checksums, fresh.storage[name].block_checksums)
         parts[number] = fresh.storage[name]
         storage[name] = concat_storage(parts)
+    if strange:
+        raise FormatError(f"{old.path}: is not the shard the manifest was written for; convert the dataset again")
     shards = tuple(fresh.shards[0] if place == number else shard for place, shard in enumerate(info.shards))
     return replace(info, shards=shards, storage=storage)

@@ -16,7 +16,7 @@ from h5cache.format.manifest import read_manifest
 from h5cache.format.shard import read_shard
 from h5cache.format.storage import DatasetInfo, ShardFile, foreign_storage
 from h5cache.schema import Field
-from h5cache.store.local import FileIdentity
+from h5cache.store.local import LocalFile
 
 __all__ = ["open_dataset", "read_dataset_index"]
 
@@ -36,8 +36,10 @@ def read_dataset_index(info: DatasetInfo) -> tables.IndexRows:
     """Read the index table with keys as text; samples of a foreign file have none."""
     if info.index_file is None:
         return np.zeros(info.num_samples, [("key", "U1")])
+    info.index_file.check_same()
     with hdf5.open_file(info.index_file.path) as file:
         rows = tables.read_index(file)
+    info.index_file.check_same()  # it is read by its name, which may be given to another file at any time
     if len(rows) != info.num_samples:
         raise FormatError(f"{info.index_file.path}: /index has {len(rows)} rows for {info.num_samples} samples")
     keys = np.char.decode(rows["key"], "utf-8")
@@ -51,8 +53,10 @@ def read_dataset_index(info: DatasetInfo) -> tables.IndexRows:
 
 def read_foreign(path: str, wanted: Sequence[str] | None) -> DatasetInfo:
     """Describe an HDF5 file without our tables: libhdf5 will read it, slower but right."""
+    if isinstance(wanted, str):
+        raise SchemaError(f"fields must be a list of names, got {wanted!r}")
+    identity = LocalFile.at(path).identity
     with hdf5.open_file(path) as file:
-        identity = FileIdentity.of(os.stat(path))
         names = list(wanted) if wanted is not None else hdf5.root_datasets(file)
         found = {name: hdf5.find_dataset(file, name) for name in names}
         if wanted is None:

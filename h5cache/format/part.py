@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from h5cache.errors import QuantiseConflictError
-from h5cache.format.collect import collector_for
+from h5cache.format.collect import RowStack, collector_for
 from h5cache.format.shard import FieldPlan, ShardEnd, ShardWriter
 from h5cache.schema import Schema
 
 __all__ = ["PartConflict", "PartWriter"]
+
+log = logging.getLogger(__name__)
 
 Rows = Mapping[str, npt.NDArray[Any]]
 
@@ -32,19 +35,31 @@ class PartWriter:
     """Turn rows into one HDF5 file, with a chunk or two of memory per field. Not thread-safe.
 
     Rows must have been checked against the schema. `plans` are decisions of an earlier part of the same dataset.
+    Plans of contiguous fields need `num_samples`, the exact number of samples to come.
     """
 
-    def __init__(self, path: str, schema: Schema, plans: Mapping[str, FieldPlan] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        schema: Schema,
+        plans: Mapping[str, FieldPlan] | None = None,
+        num_samples: int | None = None,
+    ) -> None:
         self.path = path
         self.num_samples = 0
         self._collectors = {name: collector_for(field, (plans or {}).get(name)) for name, field in schema.items()}
-        self._index: list[npt.NDArray[Any]] = []
-        self._shard = ShardWriter(path)
+        self._index = RowStack(concat_index)
+        self._shard = ShardWriter(path, num_samples)
 
     @property
     def plans(self) -> dict[str, FieldPlan]:
         """What has been decided so far; all fields once the part is finished."""
         return {name: collector.plan for name, collector in self._collectors.items() if collector.plan}
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of the chunks written so far."""
+        return self._shard.stored_nbytes
 
     def append(self, rows: Rows, index: npt.NDArray[Any]) -> None:
         """Append a batch: for each field its rows in stored dtype, and the samples' rows of the index table.
@@ -52,21 +67,34 @@ class PartWriter:
         Chunks are stored in the canonical order whatever the batches: by their last sample, then by field. That
         is why rows are added in steps that end where the next chunk of any field ends.
         """
+        self._append(rows, index, prepare=True)
+
+    def append_zeros(self, index: npt.NDArray[Any]) -> None:
+        """Append samples of zero bytes, one per row of `index`: places that are to be filled or dropped later.
+
+        They enter no value table, so that exact codes do not depend on them. Every field must have a plan.
+        """
+        layouts = {name: plan.layout for name, plan in self.plans.items()}
+        rows = {name: np.zeros((len(index), *lay.field.shape), lay.stored_dtype) for name, lay in layouts.items()}
+        self._append(rows, index, prepare=False)
+
+    def _append(self, rows: Rows, index: npt.NDArray[Any], prepare: bool) -> None:
         taken, count = 0, len(index)
         while taken < count:
             room = min((c.room for c in self._collectors.values() if c.room is not None), default=count)
             stop = min(count, taken + room)
             prepared = {}
             for name, collector in self._collectors.items():
+                piece = rows[name][taken:stop]
                 try:
-                    prepared[name] = collector.prepare(rows[name][taken:stop])
+                    prepared[name] = collector.prepare(piece) if prepare else piece
                 except QuantiseConflictError as exc:
                     raise PartConflict(name, taken, exc) from exc
             for name, collector in self._collectors.items():
                 ready = collector.add(prepared[name])
                 if ready is not None:
                     self._shard.append_chunk(name, ready.layout, ready.chunk, ready.stop)
-            self._index.append(index[taken:stop].copy())
+            self._index.add(index[taken:stop])
             self.num_samples += stop - taken
             taken = stop
 
@@ -77,11 +105,17 @@ class PartWriter:
             ready, fields[name] = collector.finish()
             if ready is not None:
                 self._shard.append_chunk(name, ready.layout, ready.chunk, ready.stop)
-        self._shard.finish(ShardEnd(fields, concat_index(self._index), classes, provenance))
+        self._shard.finish(ShardEnd(fields, concat_index(self._index.pieces), classes, provenance))
 
     def abort(self) -> None:
         """Close and remove the unfinished file; idempotent."""
-        self._shard.close()
+        if os.path.exists(self.path):
+            # libhdf5 writes what it has buffered before it lets go of a file: on a full disk it needs room for that.
+            os.truncate(self.path, 0)
+        try:
+            self._shard.close()
+        except OSError as exc:
+            log.info("%s is thrown away; libhdf5 could not write its buffers before: %s", self.path, exc)
         if os.path.exists(self.path):
             os.unlink(self.path)
 

@@ -15,7 +15,15 @@ try:
 except ImportError:  # Windows: no advisory locks; the partial file alone marks the output
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["check_absent", "check_parent", "lock_output", "partial_path", "publish_file", "sync_folder"]
+__all__ = [
+    "check_absent",
+    "check_kind",
+    "check_parent",
+    "lock_output",
+    "partial_path",
+    "publish_file",
+    "sync_folder",
+]
 
 
 def partial_path(path: str) -> str:
@@ -27,20 +35,42 @@ def check_absent(path: str, overwrite: bool) -> None:
         raise DatasetExistsError(errno.EEXIST, "the output exists already; pass overwrite=True to replace it", path)
 
 
+def check_kind(path: str, folder: bool) -> None:
+    """Raise DatasetExistsError where a folder lies in the way of a file, or a file in the way of a folder."""
+    if os.path.lexists(path) and os.path.isdir(path) != folder:
+        kind, other = ("a folder of shards", "a file") if folder else ("a file", "a folder")
+        raise DatasetExistsError(errno.EEXIST, f"the output is to be {kind}, but {other} has that name; rename", path)
+
+
 def check_parent(path: str) -> None:
     parent = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(parent):
         raise MissingDatasetError(errno.ENOENT, "the folder of the output does not exist; create it first", parent)
 
 
+#: Descriptors of the locks that this process holds.
+_held: set[int] = set()
+
+
+def _drop_inherited_locks() -> None:
+    # A lock lives as long as any copy of its descriptor: a DataLoader worker would keep it beyond the writer's death.
+    while _held:
+        os.close(_held.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_inherited_locks)
+
+
 @contextmanager
 def lock_output(path: str) -> Iterator[None]:
     """Hold the right to write `path`; DatasetBusyError where another process has it.
 
-    The lock lies on a file beside the output and ends with the process, however that ends. The file itself is
-    removed on leaving; one left by a kill is harmless.
+    The lock lies on a file beside the output and ends with the process, however that ends; forked children do not
+    have it. The file itself is removed on leaving; one left by a kill is harmless.
     """
     lock_path = path + ".lock"
+    owner = os.getpid()
     while True:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if fcntl is not None:
@@ -55,11 +85,14 @@ def lock_output(path: str) -> Iterator[None]:
         if _is_same_file(descriptor, lock_path):
             break
         os.close(descriptor)
+    _held.add(descriptor)
     try:
         yield
     finally:
-        os.unlink(lock_path)
-        os.close(descriptor)
+        if os.getpid() == owner:
+            _held.discard(descriptor)
+            os.unlink(lock_path)
+            os.close(descriptor)
 
 
 def _is_same_file(descriptor: int, path: str) -> bool:

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.errors import CodecError, FormatError
+from h5cache.errors import ChecksumError, CodecError, FormatError
 from h5cache.format import hdf5, tables
-from h5cache.format.encode import EncodedChunk
+from h5cache.format.encode import EncodedChunk, checksum
 from h5cache.format.layout import FieldLayout
 from h5cache.format.storage import THROUGH_HDF5, DatasetInfo, FieldStorage, ShardFile, starts_of
 from h5cache.format.tables import CHUNK, CODED_BLOCK, RAW_BLOCK, FieldTables
 from h5cache.quantise import Quantiser, ValueTable
-from h5cache.store.local import FileIdentity
+from h5cache.schema import check_field_name
+from h5cache.store.local import LocalFile
 
 __all__ = [
     "FORMAT_NAME",
@@ -42,6 +43,8 @@ class FieldPlan:
 
     layout: FieldLayout
     quantiser: Quantiser | None = None
+    #: What codes mean in the parts so far: a later part must not give them another meaning.
+    table: ValueTable | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,16 +82,19 @@ class _Column:
 class ShardWriter:
     """Write one HDF5 file. The bytes depend only on the sequence of calls.
 
-    Chunks come in the canonical order, by the sample they end with, then by the field's place in the schema: a
-    file joined from parts is then the same as one written in one go. Not thread-safe. `close` without `finish`
-    leaves an unfinished file that nobody may read; the caller removes it.
+    Chunks come in the canonical order, by the sample they end with, edge chunks after full ones, then by the field's
+    place in the schema: a file joined from parts is the same as one written in one go. Not thread-safe. `close`
+    without `finish` leaves an unfinished file that nobody may read; the caller removes it. Contiguous fields need
+    `num_samples`, the exact number of samples to come.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, num_samples: int | None = None) -> None:
         self.path = path
+        self._num_samples = num_samples
         self._stack = ExitStack()
         self._file = self._stack.enter_context(hdf5.create_file(path))
         self._columns: dict[str, _Column] = {}
+        self._stored_nbytes = 0
 
     def append_chunk(self, name: str, layout: FieldLayout, chunk: EncodedChunk, stop: int) -> None:
         """Store the next chunk of a field, whose last sample is `stop - 1`."""
@@ -100,8 +106,13 @@ class ShardWriter:
             raise CodecError(f"{self.path}: field {name!r}: the codec's block header changed between chunks")
         column.header = column.header or chunk.spans.header
         start = len(column.chunks) * layout.chunk_samples
-        hdf5.append_chunk(column.dataset, start, stop, chunk.data)
+        if layout.contiguous:
+            rows = np.frombuffer(chunk.data, layout.stored_dtype).reshape(-1, *layout.field.shape)
+            hdf5.write_rows(column.dataset, start, rows)
+        else:
+            hdf5.append_chunk(column.dataset, start, stop, chunk.data)
         column.chunks.append((len(chunk.data), chunk.checksum))
+        self._stored_nbytes += len(chunk.data)
         blocks = np.zeros(len(chunk.block_checksums), RAW_BLOCK if layout.is_raw else CODED_BLOCK)
         blocks["checksum"] = chunk.block_checksums
         if not layout.is_raw:
@@ -125,7 +136,17 @@ class ShardWriter:
         """Close the file; idempotent."""
         self._stack.close()
 
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes of the chunks written so far."""
+        return self._stored_nbytes
+
     def _create(self, name: str, layout: FieldLayout) -> Any:
+        if layout.contiguous:
+            if self._num_samples is None:
+                raise FormatError(f"{self.path}: field {name!r} in one piece needs the number of samples beforehand")
+            shape = (self._num_samples, *layout.field.shape)
+            return hdf5.create_contiguous(self._file, name, layout.stored_dtype, shape)
         return hdf5.create_chunked(
             self._file,
             name,
@@ -154,7 +175,13 @@ def root_attributes(kind: str, end: ShardEnd) -> dict[str, Any]:
     }
     if end.classes:
         attributes["classes"] = end.classes
-    return attributes
+    return attributes | {"checksum": _root_checksum(attributes)}
+
+
+def _root_checksum(attributes: Mapping[str, Any]) -> np.uint64:
+    """libhdf5 checksums what lies in object headers; long attributes (a thousand classes) lie elsewhere."""
+    texts = [attributes["schema"], attributes["provenance"], *attributes.get("classes", ())]
+    return np.uint64(checksum("\n".join(texts).encode()))
 
 
 def _describe(name: str, layout: FieldLayout) -> dict[str, Any]:
@@ -194,13 +221,21 @@ def read_root(file: Any) -> _Root | None:
             "install a newer h5cache"
         )
     try:
+        if int(_root_checksum(attributes)) != attributes["checksum"]:
+            raise ChecksumError(
+                f"{file.filename}: schema, provenance or classes are damaged or were changed: their checksum differs. "
+                + tables.REMEDY
+            )
         fields = json.loads(attributes["schema"])["fields"]
         layouts = {entry["name"]: FieldLayout.from_config(entry) for entry in fields}
-        provenance = json.loads(attributes["provenance"])
-    except (KeyError, TypeError, ValueError) as exc:
+        for name in layouts:
+            check_field_name(name)
+        provenance = dict(json.loads(attributes["provenance"]))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise FormatError(f"{file.filename}: the schema of the dataset cannot be read ({exc})") from exc
-    classes = attributes.get("classes", ())
-    return _Root(str(attributes.get("kind")), layouts, tuple(classes), provenance)
+    if not layouts:
+        raise FormatError(f"{file.filename}: the dataset has no fields")
+    return _Root(str(attributes.get("kind")), layouts, attributes.get("classes", ()), provenance)
 
 
 def read_plans(path: str) -> dict[str, FieldPlan]:
@@ -209,17 +244,15 @@ def read_plans(path: str) -> dict[str, FieldPlan]:
         root = read_root(file)
         if root is None:
             raise FormatError(f"{path}: is not h5cache's")
-        return {
-            name: FieldPlan(layout, tables.read_tables(file, name, layout).quantiser)
-            for name, layout in root.layouts.items()
-        }
+        found = {name: (layout, tables.read_tables(file, name, layout)) for name, layout in root.layouts.items()}
+        return {name: FieldPlan(layout, own.quantiser, own.table) for name, (layout, own) in found.items()}
 
 
 def read_shard(path: str) -> DatasetInfo | None:
     """Read where everything in a shard lies, and close it again. None: an HDF5 file that is not h5cache's."""
     path = os.path.abspath(path)
+    identity = LocalFile.at(path).identity
     with hdf5.open_file(path) as file:
-        identity = FileIdentity.of(os.stat(path))
         root = read_root(file)
         if root is None:
             return None
@@ -227,10 +260,10 @@ def read_shard(path: str) -> DatasetInfo | None:
             raise FormatError(
                 f"{path}: is the {root.kind} of a folder; open the folder {os.path.dirname(path)} instead"
             )
-        num_samples = int(hdf5.find_dataset(file, tables.INDEX).shape[0])
+        num_samples = read_num_samples(file)
         storage, resident = {}, {}
         for name, layout in root.layouts.items():
-            storage[name] = _read_storage(file, name, layout, num_samples, identity.nbytes)
+            storage[name] = read_storage(file, name, layout, num_samples, identity.nbytes)
             if layout.resident:
                 resident[name] = read_resident(file, name, storage[name])
     shard = ShardFile(path, identity, num_samples)
@@ -246,14 +279,28 @@ def read_shard(path: str) -> DatasetInfo | None:
     )
 
 
+def read_num_samples(file: Any) -> int:
+    index = hdf5.find_dataset(file, tables.INDEX)
+    if index.ndim != 1:
+        raise FormatError(f"{file.filename}: /{tables.INDEX} is not a table")
+    return int(index.shape[0])
+
+
 def read_resident(file: Any, name: str, storage: FieldStorage) -> npt.NDArray[Any]:
-    """Read a small field whole and check it; a value that differs from its checksum names its samples."""
-    rows = hdf5.read_array(hdf5.find_dataset(file, name)).view(storage.layout.stored_dtype)
-    tables.check_rows(file.filename, name, rows, storage.layout.block_samples, storage.block_checksums)
+    """Read a small field whole and check it; ChecksumError names the samples whose values differ."""
+    rows = read_resident_unchecked(file, name, storage)
+    tables.check_rows(file, name, rows, storage.layout.block_samples, storage.block_checksums)
     return rows
 
 
-def _read_storage(file: Any, name: str, layout: FieldLayout, num_samples: int, file_nbytes: int) -> FieldStorage:
+def read_resident_unchecked(file: Any, name: str, storage: FieldStorage) -> npt.NDArray[Any]:
+    rows = hdf5.read_array(hdf5.find_dataset(file, name))
+    if rows.dtype != storage.layout.stored_dtype or rows.shape[1:] != storage.layout.field.shape or not rows.ndim:
+        raise FormatError(f"{file.filename}: /{name} is {rows.dtype} {rows.shape}, its schema says otherwise")
+    return rows
+
+
+def read_storage(file: Any, name: str, layout: FieldLayout, num_samples: int, file_nbytes: int) -> FieldStorage:
     dataset = hdf5.find_dataset(file, name)
     expected = (num_samples, *layout.field.shape)
     if dataset.shape != expected or dataset.dtype != layout.stored_dtype:
@@ -262,6 +309,11 @@ def _read_storage(file: Any, name: str, layout: FieldLayout, num_samples: int, f
             f"{layout.stored_dtype} {expected}; the file was changed, convert it again"
         )
     found = tables.read_tables(file, name, layout)
+    # Before anything is sized by the number of samples, which a hostile file may set to 2**60.
+    if len(found.blocks) != layout.num_blocks(num_samples):
+        raise FormatError(f"{file.filename}: field {name!r} has a block table of the wrong length")
+    if num_samples and not hdf5.stored_nbytes(dataset):
+        raise FormatError(f"{file.filename}: /{name} claims {num_samples} samples, none is stored")
     offsets, nbytes = _locate(file, dataset, layout, found.chunks, num_samples)
     storage = storage_from_tables(name, layout, found, offsets, nbytes, [len(offsets)], [len(found.blocks)])
     check_storage(file.filename, storage, num_samples, file_nbytes)
@@ -329,6 +381,8 @@ def check_storage(path: str, storage: FieldStorage, num_samples: int, file_nbyte
     layout = storage.layout
     if len(storage.block_checksums) != layout.num_blocks(num_samples):
         raise FormatError(f"{path}: field {storage.name!r} has a block table of the wrong length")
+    if not layout.is_raw and len(storage.chunk_checksums) != layout.num_chunks(num_samples):
+        raise FormatError(f"{path}: field {storage.name!r} has a chunk table of the wrong length")
     ours = storage.chunk_offsets != THROUGH_HDF5
     if np.any(storage.chunk_offsets[ours] < 0) or np.any(
         storage.chunk_offsets[ours] + storage.chunk_nbytes[ours] > file_nbytes
@@ -338,5 +392,6 @@ def check_storage(path: str, storage: FieldStorage, num_samples: int, file_nbyte
         return
     ends = storage.block_offsets.astype(np.int64) + storage.block_nbytes
     limits = np.repeat(storage.chunk_nbytes, layout.blocks_per_chunk)
-    if len(limits) != len(ends) or np.any(ends > limits) or np.any(storage.block_nbytes > layout.block_nbytes):
+    # A block that does not compress is stored a few bytes longer than it is, so only the chunk bounds it.
+    if len(limits) != len(ends) or np.any(ends > limits):
         raise FormatError(f"{path}: field {storage.name!r} has a block table that does not fit its chunks")

@@ -3,7 +3,8 @@
 /h5cache/<field>/blocks   per block: offset in its chunk, stored bytes, checksum (raw fields: checksum only)
 /h5cache/<field>/chunks   per chunk of a coded field: stored bytes, checksum (in a manifest: offset in the shard)
 /h5cache/<field>/values   exact codes: the value of each code, per channel; `values_used` says which occur
-/h5cache/index/blocks     checksums of the index table
+/h5cache/index/blocks     checksums of the index table, of `block_samples` rows each
+/shards                   in a manifest: name, samples and bytes of each shard; its checksum is its attribute
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.errors import ChecksumError, FormatError
+from h5cache.errors import ChecksumError, FormatError, H5CacheError
 from h5cache.format import hdf5
 from h5cache.format.encode import checksum, checksum_blocks
 from h5cache.format.layout import FieldLayout, plan_block_samples
@@ -26,8 +27,11 @@ __all__ = ["FieldTables", "read_index", "read_tables", "write_index", "write_tab
 #: A structured array with a column `key` of UTF-8 bytes.
 IndexRows: TypeAlias = "npt.NDArray[Any]"
 
+REMEDY = "Restore the file or convert it again"
+
 GROUP = "h5cache"
 INDEX = "index"
+SHARDS = "shards"
 
 CODED_BLOCK = np.dtype([("offset", "<u4"), ("nbytes", "<u4"), ("checksum", "<u8")])
 RAW_BLOCK = np.dtype([("checksum", "<u8")])
@@ -37,7 +41,7 @@ PLACED_CHUNK = np.dtype([("offset", "<i8"), ("nbytes", "<i8"), ("checksum", "<u8
 
 @dataclass(frozen=True, eq=False)
 class FieldTables:
-    """The tables of one field in one file. `chunks` is empty for raw fields, but for a manifest's."""
+    """The tables of one field in one file. `chunks` is empty, and not stored, for raw fields, but for a manifest's."""
 
     blocks: npt.NDArray[Any]
     chunks: npt.NDArray[Any]
@@ -49,7 +53,9 @@ class FieldTables:
 
 def write_tables(file: Any, name: str, tables: FieldTables) -> None:
     group = hdf5.create_group(_own_group(file), name)
-    parts = {"blocks": tables.blocks, "chunks": tables.chunks}
+    parts = {"blocks": tables.blocks}
+    if len(tables.chunks):  # h5repack cannot filter a file that holds an empty dataset
+        parts["chunks"] = tables.chunks
     if tables.table is not None:
         parts["values"] = tables.table.bits.view(tables.table.dtype)
         parts["values_used"] = tables.table.used.astype(np.uint8)
@@ -68,9 +74,10 @@ def read_tables(file: Any, name: str, layout: FieldLayout) -> FieldTables:
     group = hdf5.find_object(file, f"{GROUP}/{name}")
     attributes = hdf5.read_attributes(group)
     blocks = _read_checked(file, name, "blocks", attributes)
-    chunks = _read_checked(file, name, "chunks", attributes)
+    has_chunks = "chunks_checksum" in attributes
+    chunks = _read_checked(file, name, "chunks", attributes) if has_chunks else np.zeros(0, CHUNK)
     expected = RAW_BLOCK if layout.is_raw else CODED_BLOCK
-    if blocks.dtype != expected or chunks.dtype not in (CHUNK, PLACED_CHUNK):
+    if blocks.dtype != expected or chunks.dtype not in (CHUNK, PLACED_CHUNK) or blocks.ndim != 1 or chunks.ndim != 1:
         raise FormatError(f"{file.filename}: the tables of field {name!r} are not of this format version")
     table = None
     if layout.codes:
@@ -105,19 +112,45 @@ def write_rows(file: Any, name: str, rows: npt.NDArray[Any], layout: FieldLayout
 
 def write_index(file: Any, index: IndexRows) -> None:
     """Store the index table."""
+    block_samples = plan_block_samples(index.dtype.itemsize)
     hdf5.write_contiguous(file, INDEX, index)
-    blocks = row_blocks(index, plan_block_samples(index.dtype.itemsize))
-    write_tables(file, INDEX, FieldTables(blocks, np.zeros(0, CHUNK)))
+    write_tables(file, INDEX, FieldTables(row_blocks(index, block_samples), np.zeros(0, CHUNK)))
+    hdf5.write_attributes(file[GROUP][INDEX], {"block_samples": block_samples})
 
 
 def read_index(file: Any) -> IndexRows:
     """Read the index table, keys as UTF-8 bytes; ChecksumError names the samples that are damaged."""
+    rows, bad = read_index_unchecked(file)
+    if bad:
+        raise _bad_rows_error(file, INDEX, bad[0])
+    return rows
+
+
+def read_index_unchecked(file: Any) -> tuple[IndexRows, list[range]]:
+    """Read the index table, and say which of its rows are damaged."""
     rows = hdf5.read_array(hdf5.find_dataset(file, INDEX))
-    if rows.dtype.names is None or "key" not in rows.dtype.names:
-        raise FormatError(f"{file.filename}: /index has no column 'key'")
+    if rows.ndim != 1 or rows.dtype.names is None or "key" not in rows.dtype.names or rows.dtype["key"].kind != "S":
+        raise FormatError(f"{file.filename}: /index is not a table with a column 'key' of text")
     attributes = hdf5.read_attributes(hdf5.find_object(file, f"{GROUP}/{INDEX}"))
     blocks = _read_checked(file, INDEX, "blocks", attributes)
-    check_rows(file.filename, INDEX, rows, plan_block_samples(rows.dtype.itemsize), blocks["checksum"])
+    if blocks.dtype != RAW_BLOCK:
+        raise FormatError(f"{file.filename}: the tables of /index are not of this format version")
+    return rows, find_bad_rows(file.filename, INDEX, rows, attributes.get("block_samples"), blocks["checksum"])
+
+
+def write_shards(file: Any, rows: npt.NDArray[Any]) -> None:
+    """Store the list of shards in a manifest."""
+    hdf5.write_attributes(hdf5.write_contiguous(file, SHARDS, rows), {"checksum": _table_checksum(rows)})
+
+
+def read_shards(file: Any) -> npt.NDArray[Any]:
+    """Read and check the list of shards: rows of name, num_samples, nbytes."""
+    dataset = hdf5.find_dataset(file, SHARDS)
+    rows = hdf5.read_array(dataset)
+    if rows.ndim != 1 or rows.dtype.names != ("name", "num_samples", "nbytes") or rows.dtype["name"].kind != "S":
+        raise FormatError(f"{file.filename}: /{SHARDS} is not a list of shards")
+    if hdf5.read_attributes(dataset).get("checksum") != int(_table_checksum(rows)):
+        raise ChecksumError(f"{file.filename}: the table /{SHARDS} is damaged: its checksum differs. {REMEDY}")
     return rows
 
 
@@ -126,19 +159,37 @@ def row_blocks(rows: npt.NDArray[Any], block_samples: int) -> npt.NDArray[Any]:
 
 
 def check_rows(
-    path: str, name: str, rows: npt.NDArray[Any], block_samples: int, checksums: npt.NDArray[np.uint64]
+    file: Any, name: str, rows: npt.NDArray[Any], block_samples: int, checksums: npt.NDArray[np.uint64]
 ) -> None:
-    found = checksum_blocks(rows, block_samples)
-    if found.shape != checksums.shape:
+    """ChecksumError names the first rows that differ from their checksum."""
+    bad = find_bad_rows(file.filename, name, rows, block_samples, checksums)
+    if bad:
+        raise _bad_rows_error(file, name, bad[0])
+
+
+def find_bad_rows(
+    path: str, name: str, rows: npt.NDArray[Any], block_samples: Any, checksums: npt.NDArray[np.uint64]
+) -> list[range]:
+    """Return the runs of rows that differ from their checksum; FormatError where the checksums are for other rows."""
+    if not isinstance(block_samples, int) or block_samples < 1 or -(-len(rows) // block_samples) != len(checksums):
         raise FormatError(f"{path}: /{name} has {len(rows)} rows, its checksums are for another number")
-    bad = np.flatnonzero(found != checksums)
-    if len(bad):
-        start = int(bad[0]) * block_samples
-        stop = min(len(rows), start + block_samples)
-        raise ChecksumError(
-            f"{path}: /{name} is damaged or was changed in samples {start} to {stop - 1}: their checksum differs. "
-            "Restore the file or convert it again"
-        )
+    bad = np.flatnonzero(checksum_blocks(rows, block_samples) != checksums)
+    starts = (bad * block_samples).tolist()
+    return [range(start, min(len(rows), start + block_samples)) for start in starts]
+
+
+def _bad_rows_error(file: Any, name: str, bad: range) -> ChecksumError:
+    try:
+        with hdf5.errors_named(file.filename):
+            keys = hdf5.read_array(hdf5.find_dataset(file, INDEX))["key"]
+            first, last = (bytes(keys[row]).decode("utf-8", "replace") for row in (bad[0], bad[-1]))
+    except H5CacheError:
+        first, last = "", ""
+    named = f" (key {first!r} to {last!r})" if first or last else ""
+    return ChecksumError(
+        f"{file.filename}: field {name!r}, chunk 0, samples {bad[0]} to {bad[-1]}{named} are damaged or were changed: "
+        f"their checksum differs. {REMEDY}"
+    )
 
 
 def _own_group(file: Any) -> Any:
@@ -153,7 +204,6 @@ def _read_checked(file: Any, name: str, part: str, attributes: dict[str, Any]) -
     rows = hdf5.read_array(hdf5.find_dataset(file, f"{GROUP}/{name}/{part}"))
     if attributes.get(f"{part}_checksum") != int(_table_checksum(rows)):
         raise ChecksumError(
-            f"{file.filename}: the table /{GROUP}/{name}/{part} is damaged: its checksum differs. "
-            "Restore the file or convert it again"
+            f"{file.filename}: the table /{GROUP}/{name}/{part} is damaged: its checksum differs. {REMEDY}"
         )
     return rows

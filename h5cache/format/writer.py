@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from h5cache.errors import DatasetExistsError, SchemaError, WriterClosedError
 from h5cache.format.build import Builder, RunDescription, plan_part_samples
+from h5cache.format.layout import check_chunk_sizes
 from h5cache.format.manifest import MANIFEST_NAME
 from h5cache.format.part import make_index
 from h5cache.format.parts import PartsFolder, is_file_output
-from h5cache.format.publish import check_absent, check_parent, lock_output
+from h5cache.format.publish import check_absent, check_kind, check_parent, lock_output
 from h5cache.format.rows import check_keys, infer_schema, to_rows
 from h5cache.format.versions import library_versions
 from h5cache.schema import Field, Schema
@@ -24,6 +27,9 @@ __all__ = ["Writer"]
 PART_SAMPLES = 1024
 #: Raw bytes of a shard of a folder: a few files, each quick to copy.
 SHARD_NBYTES = 512 * 1024 * 1024
+
+#: Copies in a forked child: see `Writer.abort`.
+_kept_from_closing: list[Any] = []
 
 
 class Writer:
@@ -66,17 +72,23 @@ class Writer:
         self._resume = resume
         self._overwrite = overwrite
         self._shard_samples = shard_samples
-        self._provenance = {**(provenance or {}), "versions": library_versions()}
+        self._provenance = _json_values({**(provenance or {}), "versions": library_versions()})
         self._schema = None if fields is None else Schema.of(fields)
+        if self._schema is not None:
+            check_chunk_sizes(self._schema)
+        if shard_samples is not None and shard_samples < 1:
+            raise ValueError(f"shard_samples must be at least 1, got {shard_samples}")
         self._builder: Builder | None = None
         self._parts: PartsFolder | None = None
         self._closed = True
-        check_parent(self._path)
-        is_file = is_file_output(self._path)
-        check_absent(self._path if is_file else os.path.join(self._path, MANIFEST_NAME), overwrite)
+        #: What broke an append in the middle: from then on the samples are not what the loop thinks.
+        self._failure: BaseException | None = None
+        self._pid = os.getpid()
+        self._check_output()
         self._stack = ExitStack()
         self._stack.enter_context(lock_output(self._path))
         try:
+            self._check_output()  # the last owner of the lock may have published meanwhile
             self._begin()
         except BaseException:
             self._stack.close()
@@ -93,26 +105,33 @@ class Writer:
         """The fields; None before the first batch where they were not given."""
         return self._schema
 
-    def append(self, *, key: str | Sequence[str] | None = None, **fields: Any) -> None:
+    def append(self, /, *, key: str | Sequence[str] | None = None, **fields: Any) -> None:
         """Append a batch, or one sample where the values have the fields' own shapes.
 
         Takes torch tensors (any strides, any device; exactly the elements of a view are stored), numpy arrays, lists
         and numbers. `key` names each sample in the index. SchemaError, and nothing appended, where something does
         not fit.
         """
+        self._check_usable()
         if self._closed:
             raise WriterClosedError(f"{self._path}: the writer is closed; nothing can be appended")
         schema = self._schema or infer_schema(fields)
         rows = to_rows(schema, fields)
         count = len(next(iter(rows.values())))
         index = make_index(check_keys(key, count), count)
-        self._start(schema).append(rows, index)
+        check_chunk_sizes(schema)
+        try:
+            self._start(schema).append(rows, index)
+        except BaseException as exc:
+            self._failure = exc
+            raise
 
     def close(self) -> None:
         """Publish the dataset. Called on leaving the `with` block; idempotent."""
         if self._closed:
             return
         try:
+            self._check_usable()
             if self._schema is None:
                 raise SchemaError(f"{self._path}: nothing was appended and no fields were given; there is no dataset")
             self._start(self._schema).finish()
@@ -129,12 +148,21 @@ class Writer:
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._pid:
+            # A forked child has only a copy: the files are its parent's, and libhdf5 must not flush into them here.
+            _kept_from_closing.append(self._builder)
+            return
         with self._stack:
-            if self._builder is None or self._parts is None:
+            if self._parts is None:
                 return
-            self._builder.abort()
-            if not (self._resume and self._builder.num_committed):
-                self._parts.clear()
+            try:
+                if self._builder is not None:
+                    self._builder.abort()
+            finally:
+                if self._resume and self._builder is not None and self._builder.num_committed:
+                    self._parts.clear_unfinished()
+                else:
+                    self._parts.clear()
 
     def __enter__(self) -> Writer:
         return self
@@ -151,30 +179,53 @@ class Writer:
         if not getattr(self, "_closed", True):
             self.abort()
 
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise WriterClosedError(f"{self._path}: the writer belongs to process {self._pid}, which opened it")
+        if self._failure is not None:
+            raise WriterClosedError(
+                f"{self._path}: an append failed in the middle ({self._failure!r}); nothing is published. "
+                "Write the dataset anew; with resume=True, go on from num_done"
+            ) from self._failure
+
+    def _check_output(self) -> None:
+        is_file = is_file_output(self._path)
+        check_parent(self._path)
+        check_absent(self._path if is_file else os.path.join(self._path, MANIFEST_NAME), self._overwrite)
+        check_kind(self._path, folder=not is_file)
+
     def _begin(self) -> None:
         """Find an unfinished run of this output: go on with it, or refuse to throw its parts away unasked."""
         found = PartsFolder.find(self._path)
         if found is None:
             return
         parts, config = found
+        run = RunDescription.from_config(config)
+        if not parts.finished() or run.part_samples is None:
+            parts.clear()  # killed before there was anything to go on with
+            return
         if not self._resume:
-            if parts.finished() and not self._overwrite:
+            if not self._overwrite:
                 raise DatasetExistsError(
                     f"{self._path}: {len(parts.finished())} finished parts of an unfinished run lie in {parts.home}; "
                     "pass resume=True to go on, or overwrite=True to start anew"
                 )
             parts.clear()
             return
-        run = RunDescription.from_config(config)
-        if self._schema is not None and self._describe(self._schema) != RunDescription(
-            **{**vars(run), "as_floats": ()}
-        ):
+        differing = self._differences(run)
+        if differing:
             raise SchemaError(
-                f"{self._path}: the unfinished run in {parts.home} has other fields, classes or versions; "
+                f"{self._path}: the unfinished run in {parts.home} was of other {', '.join(differing)}; "
                 "give the same, or pass resume=False, overwrite=True to start anew"
             )
         self._schema = run.schema
         self._parts, self._builder = parts, Builder(parts, run)
+
+    def _differences(self, run: RunDescription) -> list[str]:
+        """Name what an unfinished run did otherwise."""
+        old = replace(run, as_floats=()).to_config()
+        new = self._describe(self._schema or run.schema).to_config()
+        return [name.replace("_", " ") for name in old if old[name] != new[name]]
 
     def _describe(self, schema: Schema) -> RunDescription:
         return RunDescription(schema, self._plan_part_samples(schema), self._classes, self._provenance)
@@ -192,3 +243,12 @@ class Writer:
             self._parts.describe(run.to_config())
             self._schema, self._builder = schema, Builder(self._parts, run)
         return self._builder
+
+
+def _json_values(provenance: dict[str, Any]) -> dict[str, Any]:
+    """Return provenance as it will be read back: a run that resumes compares it."""
+    try:
+        values: dict[str, Any] = json.loads(json.dumps(provenance))
+    except (TypeError, ValueError) as exc:
+        raise SchemaError(f"provenance must be JSON values: {exc}") from exc
+    return values

@@ -1,27 +1,36 @@
-"""`H5TensorDataset`: a dataset as PyTorch wants it, map-style."""
+"""`H5TensorDataset`: a dataset as PyTorch wants it, map-style, and the doors to everything that delivers batches."""
 
 from __future__ import annotations
 
+import copy
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from h5cache.errors import SchemaError
 from h5cache.format.open import open_dataset, read_dataset_index
+from h5cache.load.batches import BatchStream
+from h5cache.load.collate import make_rows
+from h5cache.load.delivery import plan_delivery
+from h5cache.load.fill import FieldFiller
 from h5cache.load.loader import PREFETCH, Loader
+from h5cache.load.memory import FreshMemory, SharedMemory
 from h5cache.load.options import LoaderOptions
 from h5cache.load.read import SampleReader
+from h5cache.load.recipe import BatchRecipe
+from h5cache.load.split import split_samples
 from h5cache.schema import Schema
 
 __all__ = ["H5TensorDataset"]
 
 Transform = Callable[[Any], Any]
+Samples = npt.NDArray[np.int64]
 
 
 class H5TensorDataset(Dataset[Any]):
@@ -49,6 +58,8 @@ class H5TensorDataset(Dataset[Any]):
     ((3, 4, 4), 1, ('cat', 'dog'))
     >>> tuple(ds[[3, 1]][0].shape)
     (2, 3, 4, 4)
+    >>> [len(label) for image, label in ds.loader(batch_size=3, shuffle=True)]
+    [3, 1]
     """
 
     def __init__(
@@ -63,12 +74,16 @@ class H5TensorDataset(Dataset[Any]):
     ) -> None:
         info = open_dataset(path, fields)
         self._reader = SampleReader(info, verify)
-        self._selected: npt.NDArray[np.int64] | None = None
+        #: Sample numbers of a view; None: all samples.
+        self._selected: Samples | None = None
         self.schema: Schema = info.schema
         self.fields: tuple[str, ...] = _choose_fields(info.schema, fields if not info.is_foreign else None)
         self.as_dict = as_dict
         self.transform = transform
         self.target_transform = target_transform
+        plain = {name: plan_delivery(info.storage[name]) for name in self.fields}
+        self._recipe = BatchRecipe(plain, seed=0, as_dict=as_dict)
+        self._fillers: dict[str, FieldFiller] | None = None
 
     @property
     def path(self) -> str:
@@ -85,17 +100,39 @@ class H5TensorDataset(Dataset[Any]):
 
     @property
     def targets(self) -> torch.Tensor:
-        """All labels: the field `label`, or else the only small whole-number field. A copy."""
+        """All labels: the field `label`, or else the only scalar field of whole numbers. A copy."""
         name = self._target_field()
-        return self._read(name, np.arange(len(self)))
+        field = self.schema[name]
+        labels = np.empty((len(self), *field.shape), field.stored_dtype)
+        self._reader.read(name, self._file_samples(np.arange(len(self))), labels)
+        return torch.from_numpy(labels)
 
     @property
     def index(self) -> npt.NDArray[Any]:
         """The index table, a structured array; `index["key"]` says where each sample came from. Read anew."""
-        return read_dataset_index(self._reader.info)
+        rows = read_dataset_index(self._reader.info)
+        return rows if self._selected is None else rows[self._selected]
 
     def __len__(self) -> int:
         return self._reader.info.num_samples if self._selected is None else len(self._selected)
+
+    def __getitem__(self, item: int | slice | Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Any:
+        """Return one sample, or a batch of samples for a slice or a list; tensors are contiguous and the caller's."""
+        if isinstance(item, int | np.integer) or (isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 0):
+            number = operator.index(item)  # TypeError for a float: nothing is rounded
+            if not -len(self) <= number < len(self):
+                raise IndexError(f"sample {number} is out of range: the dataset has {len(self)} samples")
+            batch = self._read(self._numbers([number]), shared=False)
+            return self._deliver({name: tensor[0] for name, tensor in batch.items()})
+        return self._deliver(self._read(self._numbers(item), shared=False))
+
+    def __getitems__(self, items: Sequence[int]) -> list[Any]:
+        """Return samples for a DataLoader: rows of one batch, which `default_collate` does not stack again."""
+        batch = self._read(self._numbers(items), shared=get_worker_info() is not None)
+        rows = make_rows(batch, self.as_dict)
+        if self.transform is None and self.target_transform is None:
+            return rows
+        return [self._deliver(dict(zip(batch, row.values() if self.as_dict else row, strict=True))) for row in rows]
 
     def loader(
         self,
@@ -117,15 +154,16 @@ class H5TensorDataset(Dataset[Any]):
                 0: none, the consumer does it.
             prefetch: batches that are filled ahead.
             summary: log one line about every epoch.
-            seed: of shuffle and augmentation.
+            seed: of shuffle and augmentation (0).
             drop_last: drop a last batch that is not full.
             rank, world_size: which part of each global batch; by default torch.distributed's, else 0 of 1.
             fields, as_dict: as for the dataset.
             pin_memory: batches in page-locked memory; "auto": where there is CUDA.
             device: copy batches there, on a stream of their own, and hand over device tensors.
             memory_format: "contiguous" or "channels_last" for pictures; by default as they are stored.
-            dtype: of pictures and float fields. normalize: "imagenet" or (mean, std) for pictures.
-            augment: any of RandomCrop, RandomResizedCrop, HorizontalFlip, done while rows are filled.
+            dtype: of pictures and float fields.
+            normalize: "imagenet" or (mean, std) of 0..1, for pictures; floats come out.
+            augment: RandomCrop or RandomResizedCrop, HorizontalFlip; done while rows are filled.
             transform: called with each batch, in the threads; what it returns is delivered.
             verify: as for the dataset.
             window_nbytes, lanes: decoded bytes that "chunk" mixes, and from how many places it takes them.
@@ -141,18 +179,39 @@ class H5TensorDataset(Dataset[Any]):
             threads=threads,
             prefetch=prefetch,
             window_nbytes=asked.window_nbytes,
-            labels=self._labels(),
+            labels=self._all_labels(),
             summary=summary,
         )
 
-    def __getitem__(self, item: int | slice | Sequence[int] | npt.NDArray[Any] | torch.Tensor) -> Any:
-        """Return one sample, or a batch of samples for a slice or a list; tensors are contiguous and the caller's."""
-        if isinstance(item, int | np.integer) or (isinstance(item, torch.Tensor | np.ndarray) and item.ndim == 0):
-            number = operator.index(item)  # TypeError for a float: nothing is rounded
-            if not -len(self) <= number < len(self):
-                raise IndexError(f"sample {number} is out of range: the dataset has {len(self)} samples")
-            return self._deliver({name: batch[0] for name, batch in self._batch(self._numbers([number])).items()})
-        return self._deliver(self._batch(self._numbers(item)))
+    def batches(self, batch_size: int, shuffle: bool | str = False, **options: Any) -> BatchStream:
+        """Return ready batches for `DataLoader(ds.batches(256), batch_size=None, num_workers=4)`.
+
+        Takes the options of `loader`, but for threads and devices, which are DataLoader's business.
+        """
+        asked = LoaderOptions(batch_size=batch_size, shuffle=shuffle, **options)
+        if asked.device is not None or asked.pin_memory:
+            raise ValueError("batches: give pin_memory to the DataLoader, and copy to the device in the loop")
+        return BatchStream(self._reader.sibling(asked.verify), self._selected, self.fields, self.as_dict, asked)
+
+    def select(self, samples: Sequence[int] | npt.NDArray[Any] | torch.Tensor | slice) -> H5TensorDataset:
+        """Return a view of some samples, in the order given; nothing is copied. A True/False mask chooses."""
+        view = copy.copy(self)
+        view._fillers = None
+        view._selected = self._file_samples(self._numbers(samples))
+        return view
+
+    def filter(self, predicate: Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]) -> H5TensorDataset:
+        """Return a view of the samples for which `predicate`, called with the whole index table, is True."""
+        chosen = np.asarray(predicate(self.index))
+        if chosen.shape != (len(self),) or chosen.dtype != bool:
+            raise ValueError(f"the predicate must return {len(self)} truth values, got {chosen.dtype} {chosen.shape}")
+        return self.select(chosen)
+
+    def split(self, seed: int = 0, stratify: bool = True, **shares: float) -> dict[str, H5TensorDataset]:
+        """Return disjoint views by name: `ds.split(train=0.9, val=0.1)`; each class is shared out alike."""
+        labels = self.targets.numpy() if stratify and self._has_targets() else None
+        parts = split_samples(len(self), shares, labels, seed)
+        return {name: self.select(samples) for name, samples in parts.items()}
 
     def close(self) -> None:
         """Close descriptors; idempotent, and reading opens them again."""
@@ -164,28 +223,22 @@ class H5TensorDataset(Dataset[Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fillers": None}
+
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {self.schema[name].dtype}{list(self.schema[name].shape)}" for name in self.fields)
         return f"H5TensorDataset({self.path!r}, {len(self)} samples, {fields})"
 
-    def _labels(self) -> npt.NDArray[Any] | None:
-        try:
-            return self._reader.info.resident.get(self._target_field())
-        except AttributeError:
-            return None
-
-    def _batch(self, samples: npt.NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        return {name: self._read(name, samples) for name in self.fields}
-
-    def _read(self, name: str, samples: npt.NDArray[np.int64]) -> torch.Tensor:
-        field = self.schema[name]
-        rows = np.empty((len(samples), *field.shape), field.stored_dtype)
-        self._reader.read(name, samples, rows)
-        tensor = torch.from_numpy(rows)
-        if field.dtype == "bfloat16":
-            tensor = tensor.view(torch.bfloat16)
-        # Pictures always come out as (N, C, H, W); stored HWC that is channels_last, without a copy.
-        return tensor.permute(0, 3, 1, 2) if field.layout == "HWC" else tensor
+    def _read(self, numbers: Samples, shared: bool) -> dict[str, torch.Tensor]:
+        """Read samples in this thread, into memory of their own."""
+        samples = self._file_samples(numbers)
+        memory = self._recipe.take_memory(SharedMemory() if shared else FreshMemory(), len(samples))
+        if self._fillers is None:
+            self._fillers = self._recipe.fillers(self._reader)
+        for name, filler in self._fillers.items():
+            filler.fill(samples, 0, memory[name][0])
+        return self._recipe.as_tensors({name: tensor for name, (_, tensor) in memory.items()})
 
     def _deliver(self, values: dict[str, Any]) -> Any:
         for name, function in zip(self.fields, (self.transform, self.target_transform), strict=False):
@@ -193,7 +246,11 @@ class H5TensorDataset(Dataset[Any]):
                 values[name] = function(values[name])
         return values if self.as_dict else tuple(values.values())
 
-    def _numbers(self, item: slice | Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> npt.NDArray[np.int64]:
+    def _file_samples(self, numbers: Samples) -> Samples:
+        """Return the numbers in the file of samples of this view."""
+        return numbers if self._selected is None else self._selected[numbers]
+
+    def _numbers(self, item: slice | Iterable[int] | npt.NDArray[Any] | torch.Tensor) -> Samples:
         """Return sample numbers from 0 on; negative ones count from the end, True/False masks choose."""
         total = len(self)
         if isinstance(item, slice):
@@ -213,19 +270,31 @@ class H5TensorDataset(Dataset[Any]):
         numbers = asked.astype(np.int64)
         return np.where(numbers < 0, numbers + total, numbers)
 
+    def _all_labels(self) -> npt.NDArray[Any] | None:
+        """Labels of all samples of the file, where they are in memory anyway."""
+        return self._reader.info.resident.get(self._target_field()) if self._has_targets() else None
+
+    def _has_targets(self) -> bool:
+        return len(_target_fields(self.schema)) == 1
+
     def _target_field(self) -> str:
-        if "label" in self.schema:
-            return "label"
-        whole = [name for name, field in self.schema.items() if not field.shape and "int" in field.dtype]
-        if len(whole) == 1:
-            return whole[0]
-        raise AttributeError(f"the dataset has no field 'label'; its fields are {', '.join(self.schema)}")
+        found = _target_fields(self.schema)
+        if len(found) != 1:
+            raise AttributeError(f"the dataset has no field 'label'; its fields are {', '.join(self.schema)}")
+        return found[0]
+
+
+def _target_fields(schema: Mapping[str, Any]) -> list[str]:
+    if "label" in schema:
+        return ["label"]
+    return [name for name, field in schema.items() if not field.shape and "int" in field.dtype]
 
 
 def _choose_fields(schema: Schema, wanted: Sequence[str] | None) -> tuple[str, ...]:
     if wanted is None:
         return tuple(schema)
-    unknown = [name for name in wanted if name not in schema]
-    if unknown or isinstance(wanted, str) or not wanted or len(set(wanted)) < len(wanted):
-        raise SchemaError(f"fields must name some of {', '.join(schema)}, each once, got {wanted!r}")
+    if isinstance(wanted, str):
+        raise SchemaError(f"fields must be a list of names, got the string {wanted!r}; write ({wanted!r},)")
+    if not wanted or any(name not in schema for name in wanted) or len(set(wanted)) < len(wanted):
+        raise SchemaError(f"fields must name some of {', '.join(schema)}, each once, got {list(wanted)}")
     return tuple(wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -19,10 +19,11 @@ from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine
 from h5cache.load.fill import FieldFiller
 from h5cache.load.memory import BatchMemory
-from h5cache.load.order import EpochOrder
+from h5cache.load.order import EpochOrder, Population
+from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
 
-__all__ = ["EpochRun", "RunParts"]
+__all__ = ["EpochRun", "RunParts", "plan_decoded"]
 
 #: How often a waiting consumer makes sure that somebody is still working for it.
 WATCH_S = 5.0
@@ -127,7 +128,7 @@ class _Job:
             return
         try:
             work()
-        except BaseException as exc:  # noqa: BLE001  whatever it is, the consumer must see it
+        except BaseException as exc:  # whatever it is, the consumer must see it
             self.error = exc
 
 
@@ -235,3 +236,24 @@ def _with_origin(error: BaseException, batch: int, epoch: int) -> BaseException:
     if hasattr(error, "add_note") and not isinstance(error, H5CacheError):
         error.add_note(f"while h5cache's threads made batch {batch} of epoch {epoch}")
     return error
+
+
+def plan_decoded(
+    reader: SampleReader, recipe: BatchRecipe, order: EpochOrder, batches: range, ahead: int, window_nbytes: int
+) -> dict[str, DecodedChunks]:
+    """Return the decoded windows that an epoch needs: for fields of small samples, where whole chunks are used.
+
+    In full shuffle that is where all of the field fits into the window; else single blocks are decoded.
+    """
+    windows = {}
+    for name in recipe.deliveries:
+        storage = reader.info.storage[name]
+        layout = storage.layout
+        if name in reader.info.resident or layout.block_samples == 1 or layout.contiguous or not len(batches):
+            continue
+        if order.order.shuffle == "full" and len(storage.chunk_offsets) * layout.chunk_nbytes > window_nbytes:
+            continue
+        population = Population(reader.info.starts, layout.chunk_samples, order.order.population.selected)
+        by_chunks = EpochOrder(replace(order.order, population=population), order.epoch, order.sequence)
+        windows[name] = DecodedChunks(reader, name, by_chunks.chunk_spans(batches), batches, ahead)
+    return windows

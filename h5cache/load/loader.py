@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -12,12 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.load.decoded import DecodedChunks
 from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine, default_threads
-from h5cache.load.epoch import EpochRun, RunParts
+from h5cache.load.epoch import EpochRun, RunParts, plan_decoded
 from h5cache.load.memory import BatchMemory
-from h5cache.load.order import EpochOrder, Order, Population
+from h5cache.load.order import EpochOrder, Order
 from h5cache.load.quality import ShuffleQuality, shuffle_quality
 from h5cache.load.read import ReadCounters, SampleReader
 from h5cache.load.recipe import BatchRecipe
@@ -40,7 +38,7 @@ LOOK_EVERY = 16
 
 
 class Loader:
-    """Iterate over a dataset in batches of contiguous tensors. Made by `H5TensorDataset.loader`, which says all options.
+    """Iterate over a dataset in batches of contiguous tensors. `H5TensorDataset.loader` makes it and says all options.
 
     Each `iter()` begins the next epoch. Threads start with the first one and end with `close`, with the `with` block,
     or when the loader is dropped. Not thread-safe itself: one consumer.
@@ -218,24 +216,3 @@ class Loader:
             piece_rows=max(1, PIECE_NBYTES // max(1, sample_nbytes)),
             ahead=ahead,
         )
-
-
-def plan_decoded(
-    reader: SampleReader, recipe: BatchRecipe, order: EpochOrder, batches: range, ahead: int, window_nbytes: int
-) -> dict[str, DecodedChunks]:
-    """Return the decoded windows that an epoch needs: for fields of small samples, where whole chunks are used.
-
-    In full shuffle that is where all of the field fits into the window; else single blocks are decoded.
-    """
-    windows = {}
-    for name in recipe.deliveries:
-        storage = reader.info.storage[name]
-        layout = storage.layout
-        if name in reader.info.resident or layout.block_samples == 1 or layout.contiguous or not len(batches):
-            continue
-        if order.order.shuffle == "full" and len(storage.chunk_offsets) * layout.chunk_nbytes > window_nbytes:
-            continue
-        population = Population(reader.info.starts, layout.chunk_samples, order.order.population.selected)
-        by_chunks = EpochOrder(replace(order.order, population=population), order.epoch, order.sequence)
-        windows[name] = DecodedChunks(reader, name, by_chunks.chunk_spans(batches), batches, ahead)
-    return windows

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["BatchMemory", "PinnedMemory", "RecycledMemory", "SharedMemory", "torch_dtype"]
+__all__ = ["BatchMemory", "FreshMemory", "PinnedMemory", "RecycledMemory", "SharedMemory", "torch_dtype"]
 
 #: Batch memory begins at a cache line, as torch's own does.
 ALIGNMENT = 64
@@ -61,6 +61,14 @@ def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
+
+
+class FreshMemory(BatchMemory):
+    """New memory each time, for batches that are asked for one by one."""
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], torch.Tensor]:
+        array = np.empty(shape, dtype)
+        return array, torch.from_numpy(array)
 
 
 class PinnedMemory(BatchMemory):

@@ -49,7 +49,7 @@ class LoaderOptions:
     def plan_order(self, reader: SampleReader, selected: npt.NDArray[np.int64] | None, groups: int = 1) -> Order:
         """Return the order of the dataset's samples. `groups` is the number of DataLoader workers."""
         rank, world_size = resolve_rank(self.rank, self.world_size)
-        name, chunk_samples, chunk_nbytes = _costliest_field(reader)
+        chunk_samples, chunk_nbytes = _chunk_of_costliest_field(reader)
         population = Population(reader.info.starts, chunk_samples, selected)
         shuffle = normalise_shuffle(self.shuffle)
         lanes, window = 1, 1
@@ -144,18 +144,18 @@ def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
     return 0, 1
 
 
-def _costliest_field(reader: SampleReader) -> tuple[str, int, int]:
-    """Return name, samples and decoded bytes of a chunk of the field with the largest samples: chunk order is its."""
+def _chunk_of_costliest_field(reader: SampleReader) -> tuple[int, int]:
+    """Return samples and decoded bytes of a chunk of the field with the largest samples: chunk order is its."""
     sizes = {
         name: storage.layout.sample_nbytes
         for name, storage in reader.info.storage.items()
         if name not in reader.info.resident
     }
     if not sizes:
-        return "", max(1, reader.info.num_samples), 1
+        return max(1, reader.info.num_samples), 1
     name = max(sizes, key=lambda key: sizes[key])
     layout = reader.info.storage[name].layout
     if layout.contiguous:
         # One piece on disk: any run of samples is as good as a chunk.
-        return name, max(1, min(reader.info.num_samples, 2**21 // max(1, layout.sample_nbytes))), 2**21
-    return name, layout.chunk_samples, layout.chunk_nbytes
+        return max(1, min(reader.info.num_samples, 2**21 // max(1, layout.sample_nbytes))), 2**21
+    return layout.chunk_samples, layout.chunk_nbytes

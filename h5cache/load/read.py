@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.codecs import BlockDecoder, Blosc2, is_own_frame
-from h5cache.errors import ChecksumError, CodecError
+from h5cache.codecs import BlockDecoder
+from h5cache.errors import ChecksumError, CodecError, H5CacheError
 from h5cache.format import hdf5
+from h5cache.format.chunks import is_rewritten
 from h5cache.format.encode import checksum
 from h5cache.format.manifest import refresh_shard
 from h5cache.format.open import read_dataset_index
@@ -29,7 +30,8 @@ __all__ = ["VERIFY_MODES", "ReadCounters", "SampleReader"]
 
 log = logging.getLogger(__name__)
 
-#: When stored bytes are checked: a block's first read in this process, every read, or no read.
+#: When stored bytes are checked: a block's first read in this process, every read, or ("never") only the first read
+#: from each chunk, which tells one that was moved or rewritten from ours.
 VERIFY_MODES = ("first", "always", "never")
 
 Array = npt.NDArray[Any]
@@ -166,7 +168,7 @@ class SampleReader:
                 ):
                     target: Bytes = rows[row] if rows is not None else sample  # type: ignore[assignment]
                     if nbytes == 0:
-                        target.fill(0)
+                        self._read_zeros(storage, block, shard, target)
                         yield row
                         continue
                     stored = target if nbytes == sample_nbytes else scratch[prefix : prefix + nbytes]
@@ -179,8 +181,7 @@ class SampleReader:
                             self._reread_block(storage, block, shard, target)
                             yield row
                             continue
-                        if self._verify == "first":
-                            unchecked[block] = False
+                        self._note_checked(storage, block, shard)
                     if stored is not target:
                         try:
                             decode(scratch, nbytes, target)
@@ -213,7 +214,7 @@ class SampleReader:
         """Read and decode the block that holds the sample of `row`."""
         block, shard, nbytes = int(plan.blocks[row]), int(plan.shards[row]), int(plan.nbytes[row])
         if nbytes == 0:
-            target.fill(0)
+            self._read_zeros(storage, block, shard, target)
             return
         decode, prefix = self._decoder(storage)
         scratch = self._thread_memory("stored", prefix + storage.layout.block_nbytes)
@@ -222,7 +223,7 @@ class SampleReader:
         began = perf_counter_ns()
         self._store.read_into(shard, int(plan.offsets[row]), stored)
         read = perf_counter_ns()
-        if not self._is_intact(storage, block, stored):
+        if not self._is_intact(storage, block, shard, stored):
             self._reread_block(storage, block, shard, target)
             return
         if stored is not target:
@@ -259,9 +260,12 @@ class SampleReader:
                 for block in range(blocks.start, blocks.stop):
                     self._check_block(storage, shard, block, out)
                 return
-            if self._verify == "first":
+            if self._verify != "always":
                 unchecked[blocks] = False
-        layout.codec.decode(stored, out)
+        try:
+            layout.codec.decode(stored, out)
+        except CodecError as exc:
+            raise ChecksumError(f"{self._where(storage, first, shard)} does not decode: {exc}") from exc
         counters.nbytes += nbytes
         counters.read_ns += read - began
         counters.decode_ns += perf_counter_ns() - read
@@ -277,24 +281,49 @@ class SampleReader:
         plan = plan_blocks(storage, self._info.starts, np.array([first]))
         self._read_block(storage, plan, 0, target)
 
-    def _is_intact(self, storage: FieldStorage, block: int, stored: Bytes) -> bool:
+    def _is_intact(self, storage: FieldStorage, block: int, shard: int, stored: Bytes) -> bool:
         unchecked = self._unchecked(storage)
         if unchecked is None or not unchecked[block]:
             return True
         if checksum(stored) != int(storage.block_checksums[block]):
             return False
-        if self._verify == "first":
-            unchecked[block] = False
+        self._note_checked(storage, block, shard)
         return True
 
+    def _read_zeros(self, storage: FieldStorage, block: int, shard: int, target: Bytes) -> None:
+        """Fill in a block of which no byte is stored; its chunk, a mark of 172 bytes, must still say that it is so."""
+        target.fill(0)
+        unchecked = self._unchecked(storage)
+        if unchecked is not None and unchecked[block]:
+            place = int(storage.chunk_starts[shard]) + self._chunk(storage, block, shard)
+            if checksum(self._read_stored_chunk(storage, block, shard)) != int(storage.chunk_checksums[place]):
+                self._reread_block(storage, block, shard, target)
+                return
+            self._note_checked(storage, block, shard)
+
     def _unchecked(self, storage: FieldStorage) -> npt.NDArray[np.bool_] | None:
-        """Which blocks are still to be checked in this process; None where none ever is."""
-        if self._verify == "never" or not len(storage.block_checksums):
+        """Which blocks are still to be checked in this process; None where they have no checksums."""
+        if not len(storage.block_checksums):
             return None
-        found = self._to_check.get(storage.name)
+        # By storage and not by name: after a refresh, a batch that was planned before must not be taken for checked.
+        key = (storage, self._verify == "never")
+        found = self._to_check.get(key)
         if found is None:
-            found = self._to_check.setdefault(storage.name, np.ones(len(storage.block_checksums), bool))
+            found = self._to_check.setdefault(key, np.ones(len(storage.block_checksums), bool))
         return found
+
+    def _note_checked(self, storage: FieldStorage, block: int, shard: int) -> None:
+        unchecked = self._unchecked(storage)
+        if unchecked is None or self._verify == "always":
+            return
+        if self._verify == "first":
+            unchecked[block] = False
+            return
+        start, stop = storage.block_starts[shard : shard + 2].tolist()
+        if not storage.layout.contiguous:
+            start += self._chunk(storage, block, shard) * storage.layout.blocks_per_chunk
+            stop = start + storage.layout.blocks_per_chunk
+        unchecked[start:stop] = False
 
     def _reread_block(self, storage: FieldStorage, block: int, shard: int, out: Bytes) -> None:
         """The stored bytes are not ours: find out whether they were moved or rewritten, or are damaged."""
@@ -312,7 +341,7 @@ class SampleReader:
                 self._start()
                 self.read_stored(storage.name, np.arange(first, first + count), rows[:count])
                 return
-        if isinstance(layout.codec, Blosc2) and not self._holds_own_frame(storage, block, shard):
+        if is_rewritten(storage, self._read_stored_chunk(storage, block, shard)):
             local = first - int(self._info.starts[shard])
             self._read_through_hdf5(storage, shard, np.arange(local, local + count), rows[:count])
             return
@@ -321,11 +350,9 @@ class SampleReader:
             "checksum. Restore the file, or convert it again"
         )
 
-    def _holds_own_frame(self, storage: FieldStorage, block: int, shard: int) -> bool:
+    def _read_stored_chunk(self, storage: FieldStorage, block: int, shard: int) -> bytes:
         place = int(storage.chunk_starts[shard]) + self._chunk(storage, block, shard)
-        return is_own_frame(
-            self._store.read(shard, int(storage.chunk_offsets[place]), int(storage.chunk_nbytes[place]))
-        )
+        return self._store.read(shard, int(storage.chunk_offsets[place]), int(storage.chunk_nbytes[place]))
 
     def _read_foreign(self, storage: FieldStorage, plan: BlockPlan) -> tuple[Array, Samples]:
         """Read what libhdf5 must read; return those samples in stored dtype and their rows."""
@@ -340,8 +367,9 @@ class SampleReader:
         return values, rows
 
     def _read_through_hdf5(self, storage: FieldStorage, shard: int, rows: Samples, out: Array) -> None:
-        with self._store.opened(shard):  # says so if the file is no longer the one that was opened
-            hdf5.read_rows(self._path(shard), storage.name, rows, out)
+        self._store.check_same(shard)
+        hdf5.read_rows(self._path(shard), storage.name, rows, out)
+        self._store.check_same(shard)  # libhdf5 opens the path, which may be given to another file at any time
 
     def _path(self, shard: int) -> str:
         return self._store.path(shard)
@@ -386,7 +414,7 @@ class SampleReader:
     def _start(self) -> None:
         self._store = LocalStore(self._info.shards)
         self._decoders: dict[str, BlockDecoder] = {}
-        self._to_check: dict[str, npt.NDArray[np.bool_]] = {}
+        self._to_check: dict[tuple[FieldStorage, bool], npt.NDArray[np.bool_]] = {}
         self._local = threading.local()
         self._lock = threading.Lock()
         self._counters: list[ReadCounters] = []
@@ -407,7 +435,7 @@ def describe_place(info: DatasetInfo, shard: int, field: str, chunk: int, start:
     """Say where samples lie, with their keys: what a person needs to find a damaged one."""
     try:
         keys: Sequence[str] = read_dataset_index(info)["key"][start:stop].tolist()
-    except (OSError, ValueError):
+    except (H5CacheError, OSError):
         keys = []
     named = [key for key in keys if key]
     span = f"sample {start}" if stop - start == 1 else f"samples {start} to {stop - 1}"

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 
-from h5cache.load.decoded import DecodedChunks
 from h5cache.load.delivery import Delivery, apply_values
 from h5cache.load.fill import FieldFiller
 from h5cache.load.memory import BatchMemory
 from h5cache.load.read import SampleReader
 
 __all__ = ["BatchRecipe"]
-
-Samples = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,22 +48,3 @@ class BatchRecipe:
         """Return the batch in the form asked for, transformed."""
         batch: Any = tensors if self.as_dict else tuple(tensors.values())
         return batch if self.transform is None else self.transform(batch)
-
-
-def fill_pieces(count: int, piece: int) -> Sequence[tuple[int, int]]:
-    """Return (start, stop) of the pieces a batch of `count` rows is filled in."""
-    return [(start, min(count, start + piece)) for start in range(0, count, piece)]
-
-
-def fill_rows(
-    fillers: Mapping[str, FieldFiller],
-    decoded: Mapping[str, DecodedChunks],
-    samples: Samples,
-    epoch: int,
-    arrays: Mapping[str, npt.NDArray[Any]],
-    start: int,
-    stop: int,
-) -> None:
-    """Fill rows `start` to `stop` of every field of a batch."""
-    for name, filler in fillers.items():
-        filler.fill(samples[start:stop], epoch, arrays[name][start:stop], decoded.get(name))

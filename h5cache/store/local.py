@@ -45,13 +45,48 @@ class LocalFile:
 
     @classmethod
     def at(cls, path: str) -> LocalFile:
-        return cls(path, FileIdentity.of(os.stat(path)))
+        """Take note of a file before it is validated: one that replaces it meanwhile will then be noticed."""
+        try:
+            return cls(path, FileIdentity.of(os.stat(path)))
+        except FileNotFoundError as exc:
+            raise MissingDatasetError(errno.ENOENT, "no such dataset", path) from exc
+
+    def check_same(self, found: os.stat_result | None = None) -> None:
+        """Raise DatasetChangedError unless `found`, or else what the path names now, is the file that was validated."""
+        try:
+            identity = FileIdentity.of(found or os.stat(self.path))
+        except FileNotFoundError as exc:
+            raise MissingDatasetError(errno.ENOENT, "the file was removed after it was opened", self.path) from exc
+        if identity != self.identity:
+            raise DatasetChangedError(
+                f"{self.path}: the file was replaced or changed after this dataset was opened; open it again"
+            )
 
 
 @dataclass
 class _Open:
     descriptor: int
     users: int = 0
+
+
+class _Process:
+    """The descriptors of one process. A forked child gets its own; its copies of the parent's end with it."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        #: By file, the least recently used first.
+        self.opened: OrderedDict[int, _Open] = OrderedDict()
+
+    def close_idle(self, count: int) -> None:
+        """Close up to `count` descriptors that no thread is reading. The caller holds the lock."""
+        idle = [file for file, entry in self.opened.items() if entry.users == 0]
+        for file in idle[: max(0, count)]:
+            os.close(self.opened.pop(file).descriptor)
+
+    def __del__(self) -> None:
+        if self.pid == os.getpid():
+            self.close_idle(len(self.opened))
 
 
 class LocalStore:
@@ -64,49 +99,51 @@ class LocalStore:
     def __init__(self, files: Sequence[LocalFile], max_open_files: int = MAX_OPEN_FILES) -> None:
         self._files = tuple(files)
         self._max_open_files = max_open_files
-        self._start_process()
+        self._process = _Process()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"files": self._files, "max_open_files": self._max_open_files}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._files, self._max_open_files = state["files"], state["max_open_files"]
-        self._start_process()
-
-    def __del__(self) -> None:
-        if getattr(self, "_pid", None) == os.getpid():
-            self.close()
+        self._process = _Process()
 
     def read_into(self, file: int, offset: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill `out` (one-dimensional, contiguous) with the file's bytes from `offset` on."""
         with self.opened(file) as descriptor:
-            self._fill(descriptor, file, offset, out)
+            self.fill(descriptor, file, offset, out)
 
     def read(self, file: int, offset: int, nbytes: int) -> bytes:
         out = np.empty(nbytes, np.uint8)
         self.read_into(file, offset, out)
         return out.tobytes()
 
+    def check_same(self, file: int) -> None:
+        """Raise DatasetChangedError where the path now names another file: for those who read by path."""
+        self._files[file].check_same()
+
     def path(self, file: int) -> str:
         return self._files[file].path
 
     def close(self) -> None:
         """Close what no thread is reading; idempotent. A later read opens again."""
-        with self._lock:
-            for file in [file for file, entry in self._opened.items() if entry.users == 0]:
-                os.close(self._opened.pop(file).descriptor)
+        process = self._this_process()
+        with process.lock:
+            process.close_idle(len(process.opened))
 
     @contextmanager
     def opened(self, file: int) -> Iterator[int]:
         """Lend the descriptor of a file; it stays open while it is lent."""
-        entry = self._acquire(file)
+        process = self._this_process()
+        entry = self._acquire(process, file)
         try:
             yield entry.descriptor
         finally:
-            with self._lock:
+            with process.lock:
                 entry.users -= 1
 
-    def _fill(self, descriptor: int, file: int, offset: int, out: npt.NDArray[np.uint8]) -> None:
+    def fill(self, descriptor: int, file: int, offset: int, out: npt.NDArray[np.uint8]) -> None:
+        """As `read_into`, with a descriptor that `opened` has lent."""
         done = 0
         while done < out.size:
             count = os.preadv(descriptor, [out[done:].data], offset + done)
@@ -117,16 +154,14 @@ class LocalStore:
                 )
             done += count
 
-    def _acquire(self, file: int) -> _Open:
-        if self._pid != os.getpid():
-            self._start_process()
-        with self._lock:
-            entry = self._opened.get(file)
+    def _acquire(self, process: _Process, file: int) -> _Open:
+        with process.lock:
+            entry = process.opened.get(file)
             if entry is None:
-                entry = self._opened[file] = _Open(self._open(file))
-                self._close_idle(keep=file)
+                process.close_idle(len(process.opened) + 1 - self._max_open_files)
+                entry = process.opened[file] = _Open(self._open(file))
             else:
-                self._opened.move_to_end(file)
+                process.opened.move_to_end(file)
             entry.users += 1
             return entry
 
@@ -136,22 +171,17 @@ class LocalStore:
             descriptor = os.open(known.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError as exc:
             raise MissingDatasetError(errno.ENOENT, "the file was removed after it was opened", known.path) from exc
-        if FileIdentity.of(os.fstat(descriptor)) != known.identity:
+        try:
+            known.check_same(os.fstat(descriptor))
+        except DatasetChangedError:
             os.close(descriptor)
-            raise DatasetChangedError(
-                f"{known.path}: the file was replaced or changed after this dataset was opened; open it again"
-            )
+            raise
         return descriptor
 
-    def _close_idle(self, keep: int) -> None:
-        excess = len(self._opened) - self._max_open_files
-        idle = [file for file, entry in self._opened.items() if entry.users == 0 and file != keep]
-        for file in idle[: max(0, excess)]:
-            os.close(self._opened.pop(file).descriptor)
-
-    def _start_process(self) -> None:
-        # In a forked child: another thread may have held the parent's lock, and its descriptors are not ours to
-        # count. They end with the process.
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._opened: OrderedDict[int, _Open] = OrderedDict()
+    def _this_process(self) -> _Process:
+        process = self._process
+        if process.pid != os.getpid():
+            # Replaced whole: a thread that comes in between must not meet the parent's lock, which nobody here will
+            # release. Two threads may both replace it; the one whose state is forgotten closes what it opened.
+            process = self._process = _Process()
+        return process

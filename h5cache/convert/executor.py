@@ -1,0 +1,149 @@
+"""Where tasks run: loky's processes, one thread of this process, or an executor of the user's. Nothing home-made."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from h5cache.convert.guard import start_worker
+from h5cache.convert.task import PartResult, PartTask, convert_part
+from h5cache.errors import H5CacheError
+
+__all__ = ["TaskPool", "WorkerLostError", "default_workers", "open_pool"]
+
+#: Libraries that start as many threads as the machine has cores would do so in every worker.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class WorkerLostError(H5CacheError, RuntimeError):
+    """A worker process ended from outside: killed by hand, or by the system for want of memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class TaskPool:
+    """Hand tasks to an executor. `submit` returns at once."""
+
+    executor: Executor
+    #: Tasks worth having under way: enough that no worker waits for the parent.
+    depth: int
+    _stopped: Callable[[], bool] | None = None
+
+    def submit(self, task: PartTask) -> Future[PartResult]:
+        with _signals_held():
+            if self._stopped is not None:
+                return self.executor.submit(convert_part, task, self._stopped)
+            return self.executor.submit(convert_part, task)
+
+
+@contextmanager
+def open_pool(workers: int, executor: Executor | None = None) -> Iterator[TaskPool]:
+    """Open what runs the tasks: `executor` if given (it stays open), else `workers` processes, 0: this process.
+
+    Left by an exception (Ctrl-C), running tasks are ended first: processes killed, the thread told to stop.
+    """
+    if executor is not None:
+        yield TaskPool(executor, depth=max(8, 2 * _num_workers(executor)))
+        return
+    if workers == 0:
+        with _one_thread() as pool:
+            yield pool
+        return
+    import loky
+    from loky.backend import resource_tracker
+
+    # Started by the first worker otherwise, and it unblocks the signals that `_signals_held` blocks.
+    resource_tracker.ensure_running()
+    processes = loky.ProcessPoolExecutor(
+        max_workers=workers, env=ONE_THREAD, initializer=start_worker, initargs=(os.getpid(),)
+    )
+    finished = False
+    try:
+        yield TaskPool(processes, depth=2 * workers)
+        finished = True
+    except BrokenProcessPool as exc:
+        raise WorkerLostError(
+            "a worker process was killed from outside (often by the system, for want of memory: try fewer workers)"
+        ) from exc
+    finally:
+        processes.shutdown(wait=True, kill_workers=not finished)
+
+
+@contextmanager
+def _one_thread() -> Iterator[TaskPool]:
+    stop = threading.Event()
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="h5cache-convert")
+    try:
+        yield TaskPool(thread, depth=1, _stopped=stop.is_set)
+    finally:
+        stop.set()
+        thread.shutdown(wait=True, cancel_futures=True)
+
+
+def _num_workers(executor: Any) -> int:
+    return int(getattr(executor, "_max_workers", 0) or 0)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Start workers with Ctrl-C blocked: a terminal sends it to all processes, and the parent alone answers it."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def default_workers() -> int:
+    """Return how many cores this process may use: its affinity, and the quota of its cgroup (containers)."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroup_cores()
+    return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
+
+
+def cgroup_cores(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float | None:
+    """Return the CPU quota of this process's cgroup, or of the nearest one above it that has one; None: no limit."""
+    found: list[float] = []
+    for line in _read(own).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            base, reader = root, _quota_v2
+        elif "cpu" in controllers.split(","):
+            base, reader = os.path.join(root, "cpu"), _quota_v1
+        else:
+            continue
+        parts = [part for part in path.split("/") if part and part != ".."]
+        # Inside a container the path may name the host's tree; its root then is the container's own group.
+        for depth in range(len(parts), -1, -1):
+            quota = reader(os.path.join(base, *parts[:depth]))
+            if quota is not None:
+                found.append(quota)
+    return min(found, default=None)
+
+
+def _quota_v2(folder: str) -> float | None:
+    words = _read(os.path.join(folder, "cpu.max")).split()
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
+
+
+def _quota_v1(folder: str) -> float | None:
+    quota, period = (_read(os.path.join(folder, f"cpu.cfs_{name}_us")).strip() for name in ("quota", "period"))
+    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read()
+    except OSError:
+        return ""

@@ -1,0 +1,282 @@
+"""Killed at any moment, told to stop, out of room, started twice: never a broken dataset, never work done twice.
+
+Real processes and real signals. 25 kills by default; the long form, 200 kills, is
+
+    python -m pytest -m slow tests/convert/test_resume_kills.py
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from convert_samples import command, digest, leftovers, make_pictures, run_command, small
+
+from h5cache.errors import H5CacheError
+from h5cache.format.open import open_dataset
+
+COUNT = 160
+#: Slow enough that a kill finds parts in all states.
+SLOW = "import time\n\n\ndef slowly(sample):\n    time.sleep(0.002)\n    return sample\n"
+
+
+class Place:
+    """A source, a slow transform, and what an undisturbed run makes of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.source = root / "source"
+        make_pictures(self.source, COUNT)
+        (root / "slow.py").write_text(SLOW)
+        self.digests: dict[str, str] = {}
+        self.took_s = 0.0
+        for name in ("reference.h5", "reference"):
+            started = time.monotonic()
+            done = subprocess.run(self.command(root / name), cwd=root, check=True, timeout=60, capture_output=True)
+            assert done.returncode == 0
+            self.took_s = time.monotonic() - started
+            self.digests[Path(name).suffix] = digest(root / name)
+
+    def command(self, out: Path, *options: object) -> list[str]:
+        sizes = () if out.suffix else ("--shard-size", 16)
+        return command(self.source, out, "--workers", 2, "--transform", "slow:slowly", *sizes, *options)
+
+    def start(self, out: Path, *options: object, **popen: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(out, *options),
+            cwd=self.root,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **popen,  # type: ignore[call-overload]
+        )
+
+    def resume(self, out: Path) -> int:
+        """Run the same conversion again, to its end, in this process; return how many samples it converted."""
+        sys.path.insert(0, str(self.root))
+        try:
+            result = small(self.source, out, transform="slow:slowly")
+        finally:
+            sys.path.remove(str(self.root))
+        assert digest(out) == self.digests[out.suffix]
+        assert leftovers(out) == []
+        return result.num_converted
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("kills"))
+
+
+@pytest.fixture
+def out(place: Place, tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path / "out.h5"
+    assert not [line for line in processes().values() if str(tmp_path) in line]
+
+
+def processes() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                found[int(name)] = Path(f"/proc/{name}/cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue
+    return found
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def workers_of(pid: int) -> list[int]:
+    """Return loky's workers; its resource tracker is a child too."""
+    known = processes()
+    return [child for child in children(pid) if "popen_loky" in known.get(child, "")]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(is_running(pid) for pid in pids):
+        assert time.monotonic() < deadline, f"still running: {pids}"
+        time.sleep(0.02)
+
+
+def finished_parts(out: Path) -> int:
+    folder = out.with_name(out.name + ".parts") if out.suffix else out
+    return len([path for path in folder.glob("*.h5") if path.name != "manifest.h5"]) if folder.exists() else 0
+
+
+def check_absent_or_complete(out: Path, place: Place) -> bool:
+    """Return whether OUT is published; if so it is complete."""
+    try:
+        info = open_dataset(out)
+    except FileNotFoundError:
+        return False
+    assert info.num_samples == COUNT
+    if out.suffix:
+        assert digest(out) == place.digests[".h5"]
+    return True
+
+
+def kill_and_resume(place: Place, out: Path, victim: str, delay_s: float) -> int:
+    """Kill the parent or a worker after a while; check, resume, check. Return the parts that were saved."""
+    process = place.start(out)
+    time.sleep(delay_s)
+    offspring = children(process.pid)
+    if victim == "parent":
+        process.kill()
+    else:
+        for worker in workers_of(process.pid)[:1]:
+            try:
+                os.kill(worker, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+    stderr = process.communicate(timeout=30)[1]
+    if victim == "worker" and process.returncode:
+        assert process.returncode == 1, stderr
+        assert "a worker process was killed" in stderr
+        assert "Traceback" not in stderr
+    wait_until_gone(offspring)
+    if check_absent_or_complete(out, place):
+        return 0
+    saved = finished_parts(out)
+    converted = place.resume(out)
+    assert converted <= COUNT - 16 * min(saved, COUNT // 16)
+    return saved
+
+
+def check_kills(place: Place, tmp_path: Path, victim: str, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    saved = 0
+    for number in range(count):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        out = folder / ("out.h5" if number % 3 else "out")
+        saved += kill_and_resume(place, out, victim, rng.uniform(0.2, 1.0) * place.took_s)
+    assert saved  # some parts were finished when the kill came, and were not converted again
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("victim", "count"), [("parent", 13), ("worker", 12)])
+def test_conversion_killed_at_random_moments_is_absent_or_complete_and_resumes(
+    place: Place, tmp_path: Path, victim: str, count: int
+) -> None:
+    check_kills(place, tmp_path, victim, count, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("victim", ["parent", "worker"])
+def test_conversion_killed_100_times_is_absent_or_complete_and_resumes(
+    place: Place, tmp_path: Path, victim: str
+) -> None:
+    check_kills(place, tmp_path, victim, 100, seed=2)
+
+
+def wait_for_parts(process: subprocess.Popen[str], out: Path, count: int) -> None:
+    deadline = time.monotonic() + 30
+    while finished_parts(out) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_conversion_told_to_stop_keeps_its_parts_and_says_how_to_go_on(
+    place: Place, out: Path, number: signal.Signals, code: int, workers: int
+) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    process = place.start(out, "--workers", workers, start_new_session=True)
+    wait_for_parts(process, out, 2)
+    offspring = children(process.pid)
+    # As a terminal does it: to the whole group.
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    started = time.monotonic()
+    stdout, stderr = process.communicate(timeout=20)
+    assert time.monotonic() - started < 5
+    assert (process.returncode, stdout) == (code, ""), stderr
+    assert "run the same command again" in stderr
+    assert "Traceback" not in stderr
+    wait_until_gone(offspring)
+    parts = out.with_name("out.h5.parts")
+    assert os.listdir(out.parent) == ["out.h5.parts"]
+    assert all(name == ".h5cache-run.json" or name.endswith(".h5") for name in os.listdir(parts))
+    assert set(os.listdir("/dev/shm")) <= shared
+    assert place.resume(out) < COUNT
+
+
+def test_conversion_stopped_before_its_first_part_leaves_nothing(place: Place, out: Path) -> None:
+    process = place.start(out)
+    while not leftovers(out):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert finished_parts(out) or leftovers(out) == []
+
+
+def test_full_disk_is_one_clear_error_and_keeps_the_finished_parts(place: Place, out: Path) -> None:
+    reference = (place.root / "reference.h5").stat().st_size
+    # Room for parts, not for the result, which is joined from them.
+    limit = reference // 2
+    process = place.start(out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    stderr = process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    assert "File too large" in stderr
+    assert "Traceback" not in stderr
+    assert len(stderr.strip().splitlines()) == 1
+    assert not out.exists()
+    assert finished_parts(out) > 0
+    assert place.resume(out) < COUNT
+
+
+def test_full_disk_in_the_middle_of_a_part_leaves_no_part(place: Place, out: Path) -> None:
+    limit = 20_000  # less than a part
+    process = place.start(out, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    stderr = process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+    assert "File too large" in stderr
+    assert "Traceback" not in stderr
+    assert leftovers(out) == []
+    assert place.resume(out) == COUNT
+
+
+def test_second_converter_of_the_same_output_says_so_at_once_and_stops(place: Place, out: Path) -> None:
+    first = place.start(out)
+    wait_for_parts(first, out, 1)
+    started = time.monotonic()
+    second = run_command(place.source, out, "--workers", 2)
+    took = time.monotonic() - started
+    assert second.returncode == 2
+    assert "another process is writing this dataset" in second.stderr
+    assert len(second.stderr.strip().splitlines()) == 1
+    assert took < place.took_s + 2
+    first.communicate(timeout=30)
+    assert first.returncode == 0
+    assert digest(out) == place.digests[".h5"]
+
+
+def test_kill_after_the_conversion_is_found_finished(place: Place, tmp_path: Path) -> None:
+    small(place.source, tmp_path / "out")
+    with pytest.raises(H5CacheError, match="exists already"):
+        small(place.source, tmp_path / "out")
