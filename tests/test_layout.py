@@ -13,6 +13,7 @@ from h5cache.errors import FormatError, SchemaError
 from h5cache.format.build import plan_part_samples
 from h5cache.format.layout import (
     CHUNK_NBYTES,
+    MOST_CHUNK_SAMPLES,
     OWN_BLOCK_NBYTES,
     SHARED_BLOCK_NBYTES,
     FieldLayout,
@@ -53,12 +54,13 @@ def test_blocks_are_one_sample_or_a_power_of_two_within_their_bounds(nbytes: int
 
 @quick
 @given(nbytes=sizes)
-def test_chunks_are_whole_blocks_of_2_to_4_mebibytes(nbytes: int) -> None:
-    block = plan_block_samples(nbytes)
+def test_chunks_are_whole_blocks_of_2_to_4_mebibytes_or_1024_samples(nbytes: int) -> None:
+    block = min(plan_block_samples(nbytes), MOST_CHUNK_SAMPLES)
     chunk = plan_chunk_samples(nbytes, block)
     assert chunk % block == 0
     assert is_power_of_two(chunk)
-    assert chunk * nbytes >= CHUNK_NBYTES
+    assert chunk <= MOST_CHUNK_SAMPLES
+    assert chunk * nbytes >= CHUNK_NBYTES or chunk == MOST_CHUNK_SAMPLES
     assert chunk * nbytes < 2 * CHUNK_NBYTES or chunk == block == 1
 
 
@@ -153,3 +155,8 @@ def test_a_layout_comes_back_equal_from_its_config_and_a_contradictory_one_is_re
         FieldLayout.from_config({**config, "chunk_samples": layout.chunk_samples + 1})
     with pytest.raises(FormatError, match="newer h5cache"):
         FieldLayout.from_config({**config, "kind": "ragged"})
+
+
+def test_a_small_field_beside_pictures_does_not_enlarge_parts() -> None:
+    schema = Schema.of({"image": Field("uint8", (3, 224, 224)), "box": Field("float32", (10,))})
+    assert plan_part_samples(schema, 1024) == 1024

@@ -28,6 +28,8 @@ OWN_BLOCK_NBYTES = 16 * 1024
 SHARED_BLOCK_NBYTES = 32 * 1024
 #: Chunks of 2 to 4 MiB: large enough that libhdf5's chunk index stays small, small enough to buffer.
 CHUNK_NBYTES = 2 * 1024 * 1024
+#: Parts and shards hold whole chunks of every field: a field of 40 bytes must not make a part of 65,536 pictures.
+MOST_CHUNK_SAMPLES = 1024
 #: Fields up to this size per sample (labels, a box) live in memory when reading and are written at close.
 RESIDENT_NBYTES = 16
 #: Blosc's and the block table's limit: sizes are 32-bit.
@@ -167,9 +169,9 @@ def plan_block_samples(sample_nbytes: int) -> int:
 
 
 def plan_chunk_samples(sample_nbytes: int, block_samples: int) -> int:
-    """The smallest power of two of blocks that makes 2 MiB; one block where that is larger already."""
+    """The smallest power of two of blocks that makes 2 MiB or 1,024 samples; one block where that is more already."""
     blocks = 1
-    while blocks * block_samples * sample_nbytes < CHUNK_NBYTES:
+    while blocks * block_samples * sample_nbytes < CHUNK_NBYTES and blocks * block_samples < MOST_CHUNK_SAMPLES:
         blocks *= 2
     return blocks * block_samples
 
@@ -182,7 +184,7 @@ def plan_chunking(field: Field, codes: bool, has_blocks: bool, num_samples: int 
     chunk of its own size, so that one raw sample does not cost 2 MiB.
     """
     sample_nbytes = field.sample_nbytes // (field.stored_dtype.itemsize if codes else 1)
-    block_samples = plan_block_samples(sample_nbytes)
+    block_samples = min(plan_block_samples(sample_nbytes), MOST_CHUNK_SAMPLES)
     if field.chunk_samples is None:
         chunk_samples = plan_chunk_samples(sample_nbytes, block_samples) if has_blocks else block_samples
         if num_samples is not None and num_samples < chunk_samples:

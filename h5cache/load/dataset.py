@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,9 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, get_worker_info
+from tqdm.auto import tqdm
 
 from h5cache.errors import SchemaError
 from h5cache.format.open import open_dataset, read_dataset_index
+from h5cache.format.storage import DatasetInfo
+from h5cache.limits import usable_memory_nbytes
 from h5cache.load.batches import BatchStream
 from h5cache.load.collate import make_rows
 from h5cache.load.delivery import plan_delivery
@@ -28,6 +32,8 @@ from h5cache.load.split import split_samples
 from h5cache.schema import Schema
 
 __all__ = ["H5TensorDataset"]
+
+log = logging.getLogger(__name__)
 
 Transform = Callable[[Any], Any]
 Samples = npt.NDArray[np.int64]
@@ -46,6 +52,10 @@ class H5TensorDataset(Dataset[Any]):
         transform: called with the first field's tensor of each sample (`ds[i]`; of the batch for `ds[[...]]`).
         target_transform: likewise with the second field's.
         verify: check stored bytes on a sample's "first" read in this process, "always" or "never".
+        in_memory: "stored" keeps a copy of the files in memory, "decoded" all samples decoded; processes forked
+            later share it. MemoryError where this process may not use that much.
+        mmap: read uncompressed fields through a memory map. Faster, but a file that is cut short or lost while it is
+            in use kills the process: for trusted local disks.
 
     >>> import numpy as np, tempfile, os
     >>> from h5cache import Writer
@@ -71,9 +81,11 @@ class H5TensorDataset(Dataset[Any]):
         transform: Transform | None = None,
         target_transform: Transform | None = None,
         verify: str = "first",
+        in_memory: str | None = None,
+        mmap: bool = False,
     ) -> None:
         info = open_dataset(path, fields)
-        self._reader = SampleReader(info, verify)
+        self._reader = SampleReader(info, verify, _choose_keep(info, in_memory, mmap))
         #: Sample numbers of a view; None: all samples.
         self._selected: Samples | None = None
         self.schema: Schema = info.schema
@@ -213,6 +225,13 @@ class H5TensorDataset(Dataset[Any]):
         parts = split_samples(len(self), shares, labels, seed)
         return {name: self.select(samples) for name, samples in parts.items()}
 
+    def warm(self, progress: bool = False) -> None:
+        """Read the files once, so that the operating system keeps them in its page cache. `progress` shows a bar."""
+        shards = self._reader.info.shards
+        total = sum(shard.identity.nbytes for shard in shards)
+        with tqdm(total=total, unit="B", unit_scale=True, desc="warm", disable=not progress) as bar:
+            self._reader.warm(bar.update)
+
     def close(self) -> None:
         """Close descriptors; idempotent, and reading opens them again."""
         self._reader.close()
@@ -272,7 +291,7 @@ class H5TensorDataset(Dataset[Any]):
 
     def _all_labels(self) -> npt.NDArray[Any] | None:
         """Labels of all samples of the file, where they are in memory anyway."""
-        return self._reader.info.resident.get(self._target_field()) if self._has_targets() else None
+        return self._reader.resident.get(self._target_field()) if self._has_targets() else None
 
     def _has_targets(self) -> bool:
         return len(_target_fields(self.schema)) == 1
@@ -282,6 +301,29 @@ class H5TensorDataset(Dataset[Any]):
         if len(found) != 1:
             raise AttributeError(f"the dataset has no field 'label'; its fields are {', '.join(self.schema)}")
         return found[0]
+
+
+def _choose_keep(info: DatasetInfo, in_memory: str | None, mmap: bool) -> str:
+    """Return what the reader keeps in memory, after making sure that there is room for it."""
+    if in_memory not in (None, "stored", "decoded"):
+        raise ValueError(f'in_memory must be "stored", "decoded" or None, got {in_memory!r}')
+    if in_memory is not None and mmap:
+        raise ValueError("mmap reads from disk, in_memory does not: choose one")
+    if info.is_foreign:
+        log.warning("%s is read through h5py; converting it (python -m h5cache.convert) would be faster", info.path)
+    if in_memory is None:
+        return "mapped" if mmap else "files"
+    if in_memory == "stored":
+        needed = sum(shard.identity.nbytes for shard in info.shards)
+    else:
+        needed = sum(info.num_samples * storage.layout.sample_nbytes for storage in info.storage.values())
+    usable = usable_memory_nbytes()
+    if needed > usable:
+        raise MemoryError(
+            f"{info.path}: in_memory={in_memory!r} needs {needed / 1e9:.2f} GB, this process may use "
+            f"{usable / 1e9:.2f} GB; read from disk, or choose fewer samples or fields"
+        )
+    return in_memory
 
 
 def _target_fields(schema: Mapping[str, Any]) -> list[str]:

@@ -249,7 +249,7 @@ def plan_decoded(
     for name in recipe.deliveries:
         storage = reader.info.storage[name]
         layout = storage.layout
-        if name in reader.info.resident or layout.block_samples == 1 or layout.contiguous or not len(batches):
+        if name in reader.resident or layout.block_samples == 1 or layout.contiguous or not len(batches):
             continue
         if order.order.shuffle == "full" and len(storage.chunk_offsets) * layout.chunk_nbytes > window_nbytes:
             continue

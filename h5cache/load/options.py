@@ -149,7 +149,7 @@ def _chunk_of_costliest_field(reader: SampleReader) -> tuple[int, int]:
     sizes = {
         name: storage.layout.sample_nbytes
         for name, storage in reader.info.storage.items()
-        if name not in reader.info.resident
+        if name not in reader.resident
     }
     if not sizes:
         return max(1, reader.info.num_samples), 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter_ns
@@ -25,6 +25,7 @@ from h5cache.format.storage import THROUGH_HDF5, DatasetInfo, FieldStorage
 from h5cache.load.plan import BlockPlan, plan_blocks
 from h5cache.quantise import expand
 from h5cache.store.local import LocalStore
+from h5cache.store.memory import MemoryStore
 
 __all__ = ["VERIFY_MODES", "ReadCounters", "SampleReader"]
 
@@ -33,6 +34,14 @@ log = logging.getLogger(__name__)
 #: When stored bytes are checked: a block's first read in this process, every read, or ("never") only the first read
 #: from each chunk, which tells one that was moved or rewritten from ours.
 VERIFY_MODES = ("first", "always", "never")
+
+#: Where bytes are read from: the files, by pread; "mapped": raw fields by mmap; copies of the files in memory
+#: ("stored"); or memory that holds every sample decoded.
+KEEP_MODES = ("files", "mapped", "stored", "decoded")
+
+#: Samples of a contiguous field that are read at once when it is read whole.
+CONTIGUOUS_ROWS = 256
+WARM_NBYTES = 8 * 1024 * 1024
 
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
@@ -52,19 +61,27 @@ class ReadCounters:
 class SampleReader:
     """Read samples of a dataset by number. Thread-safe; pickles as paths and tables, without descriptors."""
 
-    def __init__(self, info: DatasetInfo, verify: str = "first") -> None:
+    def __init__(self, info: DatasetInfo, verify: str = "first", keep: str = "files") -> None:
         if verify not in VERIFY_MODES:
             raise ValueError(f"verify must be one of {', '.join(VERIFY_MODES)}, got {verify!r}")
+        if keep not in KEEP_MODES:
+            raise ValueError(f"keep must be one of {', '.join(KEEP_MODES)}, got {keep!r}")
         self._info = info
         self._verify = verify
+        self._keep = keep
         self._start()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"info": self._info, "verify": self._verify}
+        return {"info": self._info, "verify": self._verify, "keep": self._keep}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._info, self._verify = state["info"], state["verify"]
+        self._info, self._verify, self._keep = state["info"], state["verify"], state["keep"]
         self._start()
+
+    @property
+    def resident(self) -> Mapping[str, Array]:
+        """Fields that are in memory whole, in stored dtype."""
+        return self._resident
 
     @property
     def info(self) -> DatasetInfo:
@@ -72,8 +89,12 @@ class SampleReader:
 
     def sibling(self, verify: str | None = None) -> SampleReader:
         """Return a reader of the same files that counts for itself and knows what this one has checked already."""
-        other = SampleReader(self._info, self._verify if verify is None else verify)
-        other._store, other._to_check = self._store, self._to_check
+        if verify is not None and verify not in VERIFY_MODES:
+            raise ValueError(f"verify must be one of {', '.join(VERIFY_MODES)}, got {verify!r}")
+        other = object.__new__(SampleReader)
+        other.__dict__.update(self.__dict__)
+        other._verify = self._verify if verify is None else verify
+        other._start_counting()
         return other
 
     def counters(self) -> ReadCounters:
@@ -83,6 +104,15 @@ class SampleReader:
         return ReadCounters(
             sum(one.nbytes for one in done), sum(one.read_ns for one in done), sum(one.decode_ns for one in done)
         )
+
+    def warm(self, progress: Callable[[int], Any]) -> None:
+        """Read all files once, into nothing: the page cache has them afterwards. `progress` gets bytes."""
+        for shard, file in enumerate(self._info.shards):
+            memory = np.empty(WARM_NBYTES, np.uint8)
+            for offset in range(0, file.identity.nbytes, WARM_NBYTES):
+                part = memory[: min(WARM_NBYTES, file.identity.nbytes - offset)]
+                self._store.read_into(shard, offset, part)
+                progress(len(part))
 
     def close(self) -> None:
         """Close descriptors; idempotent. A later read opens them again."""
@@ -109,7 +139,7 @@ class SampleReader:
         storage = self._info.storage[name]
         layout = storage.layout
         shape = layout.field.shape
-        if name in self._info.resident or layout.block_samples > 1:
+        if name in self._resident or layout.block_samples > 1:
             rows = np.empty((len(samples), *shape), layout.stored_dtype)
             self.read_stored(name, samples, rows)
             yield from enumerate(rows)
@@ -125,7 +155,7 @@ class SampleReader:
 
     def read_stored(self, name: str, samples: Samples, out: Array) -> None:
         """As `read`, but exact codes stay codes: `out` is of the stored dtype."""
-        resident = self._info.resident.get(name)
+        resident = self._resident.get(name)
         if resident is not None:
             np.take(resident, samples, axis=0, out=out, mode="clip")
             return
@@ -138,6 +168,9 @@ class SampleReader:
             flat = out.reshape(
                 len(out), storage.layout.field.sample_nbytes // storage.layout.field.stored_dtype.itemsize
             )
+            if self._keep == "mapped" and storage.layout.is_raw:
+                self._read_mapped(storage, plan, flat.view(np.uint8))
+                return
             for _ in self._read_own_blocks(storage, plan, flat.view(np.uint8), None):
                 pass
         else:
@@ -412,12 +445,59 @@ class SampleReader:
         return counters
 
     def _start(self) -> None:
-        self._store = LocalStore(self._info.shards)
+        self._store = MemoryStore(self._info.shards) if self._keep == "stored" else LocalStore(self._info.shards)
+        self._maps: dict[int, Bytes] = {}
         self._decoders: dict[str, BlockDecoder] = {}
         self._to_check: dict[tuple[FieldStorage, bool], npt.NDArray[np.bool_]] = {}
+        self._resident = dict(self._info.resident)
+        self._start_counting()
+        if self._keep == "decoded":
+            for name in self._info.storage:
+                if name not in self._resident:
+                    self._resident[name] = self._decode_all(name)
+
+    def _start_counting(self) -> None:
         self._local = threading.local()
         self._lock = threading.Lock()
         self._counters: list[ReadCounters] = []
+
+    def _decode_all(self, name: str) -> Array:
+        layout = self._info.storage[name].layout
+        rows = np.empty((self._info.num_samples, *layout.field.shape), layout.stored_dtype)
+        step = max(1, layout.chunk_samples if not layout.contiguous else CONTIGUOUS_ROWS)
+        for start in range(0, len(rows), step):
+            self.read_stored(name, np.arange(start, min(start + step, len(rows))), rows[start : start + step])
+        return rows
+
+    def _read_mapped(self, storage: FieldStorage, plan: BlockPlan, out: Bytes) -> None:
+        """Copy raw samples out of the mapped file: no system call, but a file cut short meanwhile kills the process."""
+        unchecked = self._unchecked(storage)
+        for shard, members in _by_shard(plan, plan.offsets != THROUGH_HDF5):
+            mapped = self._maps.get(shard)
+            if mapped is None:
+                self._store.check_same(shard)
+                mapped = self._maps.setdefault(shard, np.memmap(self._path(shard), np.uint8, mode="r"))
+            nbytes = storage.layout.sample_nbytes
+            began = perf_counter_ns()
+            if storage.layout.contiguous:
+                base = int(storage.chunk_offsets[storage.chunk_starts[shard]])
+                count = int(self._info.starts[shard + 1] - self._info.starts[shard])
+                rows = mapped[base : base + count * nbytes].reshape(count, nbytes)
+                if len(members) == len(out):
+                    np.take(rows, plan.local, axis=0, out=out, mode="clip")
+                else:
+                    out[members] = rows[plan.local[members]]
+            else:
+                for row, offset in zip(members.tolist(), plan.offsets[members].tolist(), strict=True):
+                    out[row] = mapped[offset : offset + nbytes]
+            counters = self._thread_counters()
+            counters.nbytes += nbytes * len(members)
+            counters.read_ns += perf_counter_ns() - began
+            if unchecked is None:
+                continue
+            for row in members[unchecked[plan.blocks[members]]].tolist():
+                if not self._is_intact(storage, int(plan.blocks[row]), shard, out[row]):
+                    self._reread_block(storage, int(plan.blocks[row]), shard, out[row])
 
 
 def _by_shard(plan: BlockPlan, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, Samples]]:
