@@ -12,10 +12,11 @@ from typing import Any
 from h5cache.errors import SchemaError
 from h5cache.format.join import read_part, replay_part
 from h5cache.format.layout import is_resident, plan_chunking
+from h5cache.format.locate import read_plans
 from h5cache.format.part import PartConflict, PartWriter, Rows
 from h5cache.format.parts import PartsFolder
 from h5cache.format.publish import partial_path, remove
-from h5cache.format.shard import FieldPlan, read_plans
+from h5cache.format.shard import FieldPlan
 from h5cache.format.tables import IndexRows
 from h5cache.schema import Field, Schema
 

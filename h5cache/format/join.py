@@ -14,8 +14,9 @@ from h5cache.format import hdf5, tables
 from h5cache.format.chunks import decode_stored, iter_field_rows, num_rows, read_chunk
 from h5cache.format.encode import EncodedChunk, encode_chunk
 from h5cache.format.layout import FieldLayout
+from h5cache.format.locate import read_plans, read_shard
 from h5cache.format.part import PartWriter, concat_index
-from h5cache.format.shard import FieldEnd, FieldPlan, ShardEnd, ShardWriter, read_plans, read_shard
+from h5cache.format.shard import FieldEnd, FieldPlan, ShardEnd, ShardWriter
 from h5cache.format.storage import DatasetInfo, concat_storage, starts_of
 from h5cache.schema import Schema
 from h5cache.store.local import LocalStore

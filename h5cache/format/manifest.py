@@ -17,16 +17,9 @@ from h5cache.errors import FormatError, MissingDatasetError, UnsafeFileError
 from h5cache.format import hdf5, tables
 from h5cache.format.join import read_part, read_part_index
 from h5cache.format.layout import FieldLayout
+from h5cache.format.locate import check_storage, read_resident, storage_from_tables
 from h5cache.format.part import concat_index
-from h5cache.format.shard import (
-    FieldEnd,
-    ShardEnd,
-    check_storage,
-    read_resident,
-    read_root,
-    root_attributes,
-    storage_from_tables,
-)
+from h5cache.format.root import Root, read_root, root_attributes
 from h5cache.format.storage import (
     THROUGH_HDF5,
     DatasetInfo,
@@ -61,10 +54,10 @@ def write_manifest(folder: str, names: Sequence[str], out: str, provenance: Mapp
             else:
                 tables.write_tables(file, name, _placed_tables(storage))
         tables.write_index(file, concat_index([read_part_index(path) for path in paths]))
-        ends = {name: FieldEnd(storage.layout) for name, storage in joined.items()}
+        layouts = {name: storage.layout for name, storage in joined.items()}
         known = infos[0].provenance if provenance is None else provenance
-        end = ShardEnd(ends, np.zeros(0), infos[0].classes, known)
-        hdf5.write_attributes(file, root_attributes("manifest", end))
+        root = Root("manifest", layouts, infos[0].classes, known)
+        hdf5.write_attributes(file, root_attributes(root))
 
 
 def read_shard_names(folder: str) -> list[str]:

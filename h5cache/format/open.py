@@ -12,8 +12,8 @@ from h5cache.codecs import Raw
 from h5cache.errors import FormatError, SchemaError
 from h5cache.format import hdf5, tables
 from h5cache.format.layout import FieldLayout
+from h5cache.format.locate import read_shard
 from h5cache.format.manifest import read_manifest
-from h5cache.format.shard import read_shard
 from h5cache.format.storage import DatasetInfo, ShardFile, foreign_storage
 from h5cache.schema import Field
 from h5cache.store.local import LocalFile

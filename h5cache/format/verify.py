@@ -18,9 +18,10 @@ from h5cache.format import hdf5, tables
 from h5cache.format.chunks import is_rewritten, num_rows
 from h5cache.format.encode import checksum, pad_chunk
 from h5cache.format.layout import FieldLayout
+from h5cache.format.locate import read_num_samples, read_resident_unchecked, read_storage
 from h5cache.format.manifest import MANIFEST_NAME, read_placed
 from h5cache.format.open import read_foreign
-from h5cache.format.shard import read_num_samples, read_resident_unchecked, read_root, read_storage
+from h5cache.format.root import read_root
 from h5cache.format.storage import THROUGH_HDF5, DatasetInfo, FieldStorage, split_storage
 from h5cache.store.local import LocalFile, LocalStore
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from h5cache.codecs import CODECS, Blosc, Blosc2, Codec, CodecChoice, Zstd
 from h5cache.format import hdf5
 from h5cache.format.open import open_dataset, read_dataset_index
-from h5cache.format.shard import FORMAT_VERSION
+from h5cache.format.root import FORMAT_VERSION
 from h5cache.format.storage import THROUGH_HDF5, DatasetInfo, FieldStorage
 from h5cache.tools.trial import FieldTrial, check_field_names, try_codecs, try_conversion
 
