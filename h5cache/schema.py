@@ -13,6 +13,8 @@ import numpy as np
 
 from h5cache.codecs import CODECS, Codec, codec_from_config
 from h5cache.errors import SchemaError
+from h5cache.markup import in_notebook, table
+from h5cache.terminal import format_nbytes
 
 __all__ = ["Field", "Schema"]
 
@@ -171,6 +173,14 @@ class Schema(Mapping[str, Field]):
 
     def __str__(self) -> str:
         return "\n".join(f"{name}: {field.dtype} {field.shape}" for name, field in self.items_)
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for name, field in self.items_:
+            shape = "x".join(map(str, field.shape)) or "scalar"
+            codec = field.codec if isinstance(field.codec, str) else field.codec.name
+            rows.append((name, field.dtype, shape, field.layout or "-", format_nbytes(field.sample_nbytes), codec))
+        return in_notebook(table(("field", "dtype", "shape", "layout", "sample", "codec"), rows, numeric=(4,)))
 
 
 def dtype_name(dtype: Any) -> str:

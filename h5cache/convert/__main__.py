@@ -45,7 +45,7 @@ EXAMPLES = """\
   {prog} photos/ train.h5 --on-error skip               after a report of bad files: publish without them
 
 Interrupted, killed or failed? Run the same command again: finished parts are kept and not converted again.
-While it runs: 1 also means that inputs were bad or the conversion failed, 143 that it was told to end (SIGTERM)."""
+It ends with 1 where inputs were bad or the conversion failed, with 143 where it was told to end (SIGTERM)."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from h5cache.convert.order import parse_split
 from h5cache.convert.pictures import PictureOptions, parse_normalize
 from h5cache.convert.recipe import Recipe
 from h5cache.convert.result import ConvertResult
-from h5cache.convert.run import convert_source
+from h5cache.convert.run import check_outputs, convert_source
 from h5cache.convert.sources import IterableSource, Source, make_source
 from h5cache.convert.stream import convert_iterable
 from h5cache.convert.transform import Transform, load_transform
@@ -106,6 +106,7 @@ def convert_dataset(
         resize, size, fit, layout, color, dtype, parse_normalize(normalize) if isinstance(normalize, str) else normalize
     )
     check_places(source, os.fspath(out))
+    check_outputs(os.fspath(out), options)
     opened = open_source(source, kind, pictures, fields, batch_size)
     if isinstance(opened, IterableSource):
         return convert_iterable(opened, os.fspath(out), recipe, options)

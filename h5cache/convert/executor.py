@@ -49,13 +49,20 @@ def open_pool(workers: int, executor: Executor | None = None) -> Iterator[TaskPo
 
     Left by an exception (Ctrl-C), running tasks are ended first: processes killed, the thread told to stop.
     """
-    if executor is not None:
-        yield TaskPool(executor, depth=max(8, 2 * _num_workers(executor)))
-        return
-    if workers == 0:
-        with _one_thread() as pool:
+    try:
+        if executor is not None:
+            yield TaskPool(executor, depth=max(8, 2 * _num_workers(executor)))
+            return
+        with _one_thread() if workers == 0 else _processes(workers) as pool:
             yield pool
-        return
+    except BrokenProcessPool as exc:
+        raise WorkerLostError(
+            "a worker process was killed from outside (often by the system, for want of memory: try fewer workers)"
+        ) from exc
+
+
+@contextmanager
+def _processes(workers: int) -> Iterator[TaskPool]:
     import loky
     from loky.backend import resource_tracker
 
@@ -68,10 +75,6 @@ def open_pool(workers: int, executor: Executor | None = None) -> Iterator[TaskPo
     try:
         yield TaskPool(processes, depth=2 * workers)
         finished = True
-    except BrokenProcessPool as exc:
-        raise WorkerLostError(
-            "a worker process was killed from outside (often by the system, for want of memory: try fewer workers)"
-        ) from exc
     finally:
         processes.shutdown(wait=True, kill_workers=not finished)
 

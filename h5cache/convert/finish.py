@@ -18,6 +18,7 @@ from h5cache.convert.sync import sync_behind
 from h5cache.errors import QuantiseConflictError
 from h5cache.format.chunks import check_chunks
 from h5cache.format.join import PartJoiner, read_part, select_samples
+from h5cache.format.manifest import MANIFEST_NAME
 from h5cache.format.parts import PartsFolder, is_file_output
 from h5cache.format.publish import partial_path, publish_file, remove
 from h5cache.quantise import ValueTable
@@ -41,13 +42,17 @@ class EarlyJoin:
         self._given_up = not is_file_output(job.plan.output)
         self._closed = False
 
-    def advance(self, holes: Mapping[int, bool]) -> None:
-        """Copy one more part if it is its turn. `holes` says of every finished part whether it has any."""
+    def advance(self, holes: Mapping[int, bool]) -> bool:
+        """Copy the next part if it is finished; return whether it was.
+
+        `holes` tells of every finished part whether it has any.
+        Takes a tenth of a second for a part of 90 MB.
+        """
         if self._given_up or self._next not in holes:
-            return
+            return False
         if holes[self._next]:
             self.give_up()
-            return
+            return False
         if self._joiner is None:
             out = partial_path(self._job.plan.output)
             self._joiner = PartJoiner(out, self._job.plan.num_samples)
@@ -55,6 +60,7 @@ class EarlyJoin:
             self._stack.enter_context(sync_behind(out))
         self._joiner.add(self._job.parts.part_path(self._next))
         self._next += 1
+        return True
 
     def finish(self, holes: Mapping[int, bool], provenance: Mapping[str, Any]) -> bool:
         """Copy the parts that are left and close the result; False where there are holes to fill first."""
@@ -140,7 +146,7 @@ def _publish_folder(job: Job, kept: npt.NDArray[np.int64], provenance: Mapping[s
     for name in (job.lock_path, job.counters.path):
         remove(name)
     job.parts.publish_shards(paths, overwrite, provenance)
-    return sum(os.path.getsize(path) for path in paths)
+    return sum(os.path.getsize(path) for path in [*paths, os.path.join(job.plan.output, MANIFEST_NAME)])
 
 
 def _write_revised(job: Job, revised: PartsFolder, number: int, samples: npt.NDArray[np.int64]) -> str:

@@ -19,24 +19,27 @@ from h5cache.convert.problems import RunChangedError
 from h5cache.convert.progress import CounterFile
 from h5cache.convert.recipe import BadSample, Recipe
 from h5cache.convert.record import (
+    Origin,
     RunRecord,
     describe_change,
+    is_same_but_for_files,
     make_fingerprint,
     make_provenance,
-    only_files_changed,
     plan_to_config,
+    without_files,
 )
 from h5cache.convert.sources.source import Source, SourceFiles
 from h5cache.convert.task import PartTask, read_bad_samples
-from h5cache.errors import H5CacheError
+from h5cache.errors import ChecksumError, FormatError, H5CacheError
 from h5cache.format.join import read_part, read_part_index
-from h5cache.format.parts import PartsFolder
+from h5cache.format.open import open_dataset
+from h5cache.format.parts import PartsFolder, is_file_output
 from h5cache.format.publish import remove
 from h5cache.format.shard import FieldPlan
 from h5cache.format.tables import IndexRows
 from h5cache.schema import Schema
 
-__all__ = ["FinishedPart", "Job", "Target", "make_index", "open_job"]
+__all__ = ["FinishedPart", "Job", "Target", "make_index", "open_job", "remove_leftovers"]
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +92,7 @@ class Job:
     @property
     def part_provenance(self) -> dict[str, Any]:
         """Without the digest of all files: a part is still right when a file of another part is repaired."""
-        return {**self.provenance, "source": {"kind": self.provenance["source"].get("kind")}}
+        return {**self.provenance, "source": without_files(self.provenance["source"])}
 
     def read_finished(self) -> dict[int, FinishedPart | None]:
         """Return the finished parts by number; None for one whose exact codes did not hold: it is to be replayed.
@@ -99,11 +102,17 @@ class Job:
         found: dict[int, FinishedPart | None] = {}
         for part in self.plan.parts:
             path = self.parts.part_path(part.number)
-            if os.path.exists(path):
-                if self._is_own(path, part):
+            if not os.path.exists(path):
+                continue
+            try:
+                own = self._is_own(path, part)
+                if own:
                     found[part.number] = self._read(path, part)
-                else:
-                    remove(path)
+            except (FormatError, ChecksumError) as exc:
+                own = False
+                log.warning("%s; the part is converted again", exc)
+            if not own:
+                remove(path)
         return found
 
     def _is_own(self, path: str, part: PartPlan) -> bool:
@@ -168,6 +177,7 @@ def open_job(
     target: Target,
     source: Source,
     recipe: Recipe,
+    origin: Origin,
     options: ConvertOptions,
     first: Callable[[], FirstSamples],
     as_floats: tuple[str, ...],
@@ -176,7 +186,7 @@ def open_job(
 
     `first` loads the first samples; it is called only where something is still to be decided.
     """
-    provenance = make_provenance(source, recipe, options, target.split)
+    provenance = make_provenance(origin, options, target.split)
     fingerprint = make_fingerprint(provenance, options, target.output, target.index)
 
     def schema() -> Schema:
@@ -194,7 +204,7 @@ def open_job(
         decision = decide(as_floats)
         stored = decision.stored_nbytes
         plan = plan_run(target.output, len(target.samples), schema(), stored, options.part_samples, options.shard_size)
-        parts = PartsFolder.plan(target.output, {**fingerprint, "source": None})
+        parts = PartsFolder.plan(target.output, {**fingerprint, "source": without_files(provenance["source"])})
         record = RunRecord(fingerprint, decision, plan.part_samples, as_floats)
         parts.describe(record.to_config())
         return make(parts, record)
@@ -225,6 +235,22 @@ def _note_changed_files(parts: PartsFolder, old: RunRecord, record: RunRecord, j
     )
 
 
+def remove_leftovers(output: str) -> None:
+    """Finish what a run left undone that was killed just after it had published its file: remove its parts."""
+    found = PartsFolder.find(output) if is_file_output(output) and os.path.isfile(output) else None
+    if found is None:
+        return
+    try:
+        record, published = RunRecord.from_config(found[1]), open_dataset(output).provenance
+    except (KeyError, TypeError, ValueError, OSError):
+        return  # not a converter's parts, or not a dataset: nothing of ours
+    origin = {name: value for name, value in published.items() if name != "skipped"}
+    if record is not None and origin and all(record.fingerprint.get(name) == origin[name] for name in origin):
+        for name in (TASK_LOCK, COUNTERS):
+            remove(os.path.join(found[0].home, name))
+        found[0].clear()
+
+
 def _find_run(output: str, fingerprint: Mapping[str, Any], overwrite: bool) -> tuple[PartsFolder, RunRecord] | None:
     found = PartsFolder.find(output)
     if found is None:
@@ -234,10 +260,7 @@ def _find_run(output: str, fingerprint: Mapping[str, Any], overwrite: bool) -> t
         record = RunRecord.from_config(config)
     except (KeyError, TypeError, ValueError, H5CacheError):
         record = None
-    if record is not None and record.fingerprint == fingerprint:
-        return parts, record
-    has_stats = record is not None and only_files_changed(record.fingerprint, fingerprint)
-    if record is not None and has_stats:
+    if record is not None and is_same_but_for_files(record.fingerprint, fingerprint):
         return parts, record
     if not overwrite:
         change = "something else" if record is None else describe_change(record.fingerprint, fingerprint)

@@ -27,6 +27,9 @@ PART_SAMPLES = 1024
 PART_NBYTES = 16 * 1024 * 1024
 #: Stored bytes of a shard of a folder: a few files, each quick to copy.
 SHARD_NBYTES = 512_000_000
+#: Small datasets have smaller parts, so that many workers find work: so many parts, of so many samples at least.
+MIN_PARTS = 32
+MIN_PART_SAMPLES = 64
 #: A folder has at least so many shards (of PART_SAMPLES or more), so that as many workers find work.
 MIN_SHARDS = 16
 
@@ -90,7 +93,7 @@ def plan_run(
     `shard_size` is for folders: samples (a number) or bytes on disk ("512MB").
     """
     if is_file_output(output):
-        wanted = part_samples or plan_small_parts(schema)
+        wanted = part_samples or min(plan_small_parts(schema), max(MIN_PART_SAMPLES, -(-num_samples // MIN_PARTS)))
     else:
         wanted = plan_shard_samples(stored_nbytes, shard_size)
         if shard_size is None:

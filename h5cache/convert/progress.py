@@ -68,7 +68,9 @@ class ProgressBar:
     def __init__(self, total: int | None, done: int, sample_nbytes: int, show: bool | None) -> None:
         from tqdm.auto import tqdm
 
-        # tqdm's own None: quiet when not a terminal. Notebooks are recognised by tqdm.auto.
+        if show is None and any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__):
+            show = True  # a notebook is no terminal, but has a bar of its own
+        # tqdm's own None: quiet when not a terminal.
         disable = None if show is None else not show
         self._bar: Any = tqdm(
             total=total, initial=done, unit=" samples", disable=disable, dynamic_ncols=True, leave=False

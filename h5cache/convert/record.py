@@ -9,7 +9,7 @@ from typing import Any
 from h5cache.convert.decide import Decision
 from h5cache.convert.options import ConvertOptions
 from h5cache.convert.recipe import Recipe
-from h5cache.convert.sources.source import Source
+from h5cache.convert.sources import IterableSource, Source
 from h5cache.format.encode import checksum
 from h5cache.format.layout import FieldLayout
 from h5cache.format.parts import is_file_output
@@ -18,7 +18,7 @@ from h5cache.format.tables import IndexRows
 from h5cache.format.versions import library_versions
 from h5cache.quantise import Quantiser
 
-__all__ = ["RunRecord", "describe_change", "make_fingerprint", "make_provenance"]
+__all__ = ["Origin", "RunRecord", "describe_change", "make_fingerprint", "make_provenance"]
 
 RECORD_VERSION = 1
 
@@ -67,14 +67,32 @@ def plan_from_config(config: Mapping[str, Any]) -> FieldPlan:
     return FieldPlan(FieldLayout.from_config(config["layout"]), quantiser)
 
 
-def make_provenance(source: Source, recipe: Recipe, options: ConvertOptions, split: str | None) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Origin:
+    """What tells this source and this preprocessing from others. Taken once: it may read all of an array."""
+
+    source: Mapping[str, Any]
+    transform: Mapping[str, Any] | None
+    versions: Mapping[str, str]
+
+    @classmethod
+    def of(cls, source: Source | IterableSource, recipe: Recipe) -> Origin:
+        versions = library_versions()
+        if source.needs_cv2:
+            import cv2
+
+            versions["opencv"] = cv2.__version__  # decodes and scales, so it decides over pixels
+        return cls(dict(source.fingerprint()), recipe.identity(), versions)
+
+
+def make_provenance(origin: Origin, options: ConvertOptions, split: str | None) -> dict[str, Any]:
     """Return where a dataset comes from: nothing of clock, host, workers or the place it is written to."""
     return {
-        "source": dict(source.fingerprint()),
-        "transform": recipe.identity(),
+        "source": origin.source,
+        "transform": origin.transform,
         "options": options.to_config(),
         "split": split,
-        "versions": library_versions(),
+        "versions": dict(origin.versions),
     }
 
 
@@ -96,20 +114,39 @@ def describe_change(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     changes = []
     if old.get("keys") != new["keys"] and old.get("options") == new["options"]:
         changes.append("other samples")
-    elif old.get("source") != new["source"]:
-        changes.append("files of the source")
+    before, after = old.get("source") or {}, new["source"]
+    for name in sorted({*before, *after} - {"pictures"}):
+        if before.get(name) != after.get(name):
+            changes.append(f"{name} of the source")
+    changes += _differences(before.get("pictures") or {}, after.get("pictures") or {})
     if old.get("transform") != new["transform"]:
         changes.append("the transform")
     for group in ("options", "parts", "versions"):
-        before, after = old.get(group) or {}, new[group]
-        for name in sorted({*before, *after}):
-            if before.get(name) != after.get(name):
-                changes.append(f"{name} {before.get(name)} -> {after.get(name)}")
+        changes += _differences(old.get(group) or {}, new[group])
     if old.get("split") != new["split"]:
         changes.append(f"split {old.get('split')} -> {new['split']}")
     return ", ".join(changes)
 
 
-def only_files_changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """True where the samples are the same by name and all options are: some files were repaired, say."""
-    return {**old, "source": None} == {**new, "source": None}
+def is_same_but_for_files(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """True where the samples are the same by name, and all options too: some files were repaired, say.
+
+    Only sources of one file per sample say so: their fingerprint has one digest of all files, and the index table of
+    each part holds size and time of its own.
+    """
+    if old == new:
+        return True
+    sources = old.get("source") or {}, new["source"]
+    if not all(isinstance(source.get("files"), str) for source in sources):
+        return False
+    return {**old, "source": without_files(sources[0])} == {**new, "source": without_files(sources[1])}
+
+
+def without_files(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a source's fingerprint without the digest of all its files: what holds for each part by itself."""
+    return {name: value for name, value in source.items() if name != "files" or not isinstance(value, str)}
+
+
+def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    names = sorted({*before, *after})
+    return [f"{name} {before.get(name)} -> {after.get(name)}" for name in names if before.get(name) != after.get(name)]

@@ -6,6 +6,7 @@ import logging
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import ExitStack
@@ -14,14 +15,14 @@ from h5cache.convert.decide import FirstSamples, load_first
 from h5cache.convert.executor import WorkerLostError, open_pool
 from h5cache.convert.finish import EarlyJoin, find_conflict, publish_job
 from h5cache.convert.guard import claim_tasks
-from h5cache.convert.job import FinishedPart, Job, Target, make_index, open_job
+from h5cache.convert.job import FinishedPart, Job, Target, make_index, open_job, remove_leftovers
 from h5cache.convert.options import ConvertOptions
 from h5cache.convert.order import plan_order, plan_splits
 from h5cache.convert.plan import plan_output
 from h5cache.convert.problems import BadInputsError, ConversionFailedError, ConversionStopped, NoRoomError
 from h5cache.convert.progress import CounterFile, ProgressBar
 from h5cache.convert.recipe import Recipe
-from h5cache.convert.record import make_provenance
+from h5cache.convert.record import Origin, make_provenance
 from h5cache.convert.result import ConvertResult, check_output
 from h5cache.convert.sources.source import Source
 from h5cache.convert.task import PartResult, PartTask
@@ -31,7 +32,7 @@ from h5cache.format.parts import is_file_output
 from h5cache.format.publish import check_parent, lock_output
 from h5cache.terminal import format_nbytes
 
-__all__ = ["convert_source", "plan_targets"]
+__all__ = ["check_outputs", "convert_source", "plan_targets"]
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +60,21 @@ def plan_targets(source: Source, out: str, options: ConvertOptions) -> list[Targ
     ]
 
 
+def check_outputs(out: str, options: ConvertOptions) -> None:
+    """Raise, before the source is even listed, where an output exists, is being written, or cannot be written."""
+    splits: Sequence[str | None] = [None] if options.split is None else list(options.split)
+    for split in splits:
+        output = plan_output(os.path.abspath(out), split)
+        if split is not None and not os.path.isdir(os.path.dirname(output)):
+            continue  # the folder of splits is made later
+        check_parent(output)
+        with lock_output(output):
+            if not options.overwrite:
+                remove_leftovers(output)
+        # A split may have been published by this very conversion before it was killed among the others.
+        check_output(output, options.overwrite or split is not None)
+
+
 def convert_source(
     source: Source,
     out: str,
@@ -77,10 +93,11 @@ def convert_source(
         for target in targets:
             check_output(target.output, options.overwrite or len(targets) > 1)
             locks.enter_context(lock_output(target.output))
-        pending = [target for target in targets if not _is_published(target, source, recipe, options, len(targets))]
+        origin = Origin.of(source, recipe)
+        pending = [target for target in targets if not _is_published(target, origin, options, len(targets))]
         for target in pending:
             check_output(target.output, options.overwrite)
-        run = _Run(source, recipe, options, pending, check_stop or (lambda: None))
+        run = _Run(source, recipe, origin, options, pending, check_stop or (lambda: None))
         try:
             done = run.convert(workers, executor)
         except KeyboardInterrupt as exc:
@@ -111,7 +128,7 @@ def _reason(exc: Exception) -> str:
     return str(exc)
 
 
-def _is_published(target: Target, source: Source, recipe: Recipe, options: ConvertOptions, num_targets: int) -> bool:
+def _is_published(target: Target, origin: Origin, options: ConvertOptions, num_targets: int) -> bool:
     """True for a split that this very conversion published before it was killed among the others."""
     if num_targets == 1:
         return False
@@ -120,7 +137,7 @@ def _is_published(target: Target, source: Source, recipe: Recipe, options: Conve
     except (MissingDatasetError, FormatError):
         return False
     provenance.pop("skipped", None)
-    return provenance == make_provenance(source, recipe, options, target.split)
+    return provenance == make_provenance(origin, options, target.split)
 
 
 class _Run:
@@ -130,12 +147,14 @@ class _Run:
         self,
         source: Source,
         recipe: Recipe,
+        origin: Origin,
         options: ConvertOptions,
         targets: Sequence[Target],
         check_stop: Callable[[], None],
     ) -> None:
         self._source = source
         self._recipe = recipe
+        self._origin = origin
         self._options = options
         self._targets = targets
         self._check_stop = check_stop
@@ -157,7 +176,8 @@ class _Run:
                 conflict = None
                 if any(self._missing(job, done) for job, done in zip(self._jobs, self._finished, strict=True)):
                     if submit is None:
-                        pool = pools.enter_context(open_pool(workers, executor))
+                        missing = sum(len(self._missing(*one)) for one in zip(self._jobs, self._finished, strict=True))
+                        pool = pools.enter_context(open_pool(min(workers, missing), executor))
                         submit, depth = pool.submit, pool.depth
                     conflict = self._convert_parts(submit, depth)
                 conflict = conflict or next(filter(None, map(find_conflict, self._jobs)), None)
@@ -192,11 +212,11 @@ class _Run:
     def _open_jobs(self, as_floats: tuple[str, ...]) -> None:
         self.close()
         self._early, self._finished = [], []
-        jobs = [
-            open_job(target, self._source, self._recipe, self._options, self._load_first, as_floats)
-            for target in self._targets
-        ]
-        self._jobs = jobs
+        self._jobs = jobs = []
+        for target in self._targets:
+            jobs.append(
+                open_job(target, self._source, self._recipe, self._origin, self._options, self._load_first, as_floats)
+            )
         for job in jobs:
             job.parts.clear_unfinished()
             found = job.read_finished()
@@ -260,13 +280,20 @@ class _Run:
                     self._finished[job_number][result.number] = FinishedPart(
                         result.number, result.num_samples, result.nbytes, result.bad
                     )
-                for early, done in zip(self._early, self._finished, strict=True):
-                    early.advance({part.number: bool(part.bad) for part in done.values()})
+                self._join_early()
                 samples, nbytes = (sum(column) for column in zip(*(file.total() for file in counters), strict=True))
                 bar.set(done_before + samples, nbytes_before + nbytes)
                 self._check_stop()
         finally:
             bar.close()
+
+    def _join_early(self) -> None:
+        """Copy finished parts into their results, for a while: a resumed run may find a thousand of them."""
+        until = time.monotonic() + POLL_S
+        for early, done in zip(self._early, self._finished, strict=True):
+            holes = {part.number: bool(part.bad) for part in done.values()}
+            while early.advance(holes) and time.monotonic() < until:
+                pass
 
     def _iter_tasks(self, owner: str) -> Iterator[tuple[int, PartTask]]:
         for number, (job, done) in enumerate(zip(self._jobs, self._finished, strict=True)):

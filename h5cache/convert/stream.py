@@ -15,6 +15,7 @@ from h5cache.convert.plan import plan_schema, plan_shard_samples
 from h5cache.convert.problems import BadInputsError
 from h5cache.convert.progress import ProgressBar
 from h5cache.convert.recipe import BadSample, Recipe, Values, split_values, to_sample_rows
+from h5cache.convert.record import Origin, make_provenance
 from h5cache.convert.result import ConvertResult, check_output
 from h5cache.convert.sources import BadSampleError, IterableSource
 from h5cache.errors import SchemaError
@@ -22,7 +23,6 @@ from h5cache.format.build import Builder, RunDescription, plan_part_samples
 from h5cache.format.part import make_index
 from h5cache.format.parts import PartsFolder, is_file_output
 from h5cache.format.publish import lock_output
-from h5cache.format.versions import library_versions
 from h5cache.schema import Schema
 
 __all__ = ["convert_iterable"]
@@ -126,12 +126,7 @@ class _Stream:
         part_samples = None
         if not is_file_output(self._output):
             part_samples = plan_part_samples(schema, plan_shard_samples(sample_nbytes, self._options.shard_size))
-        provenance = {
-            "source": dict(self._source.fingerprint()),
-            "transform": self._recipe.identity(),
-            "options": self._options.to_config(),
-            "versions": library_versions(),
-        }
+        provenance = make_provenance(Origin.of(self._source, self._recipe), self._options, None)
         run = RunDescription(schema, part_samples, self._source.classes, provenance)
         found = PartsFolder.find(self._output)
         if found is not None:

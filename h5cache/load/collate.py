@@ -7,6 +7,7 @@ type. A user's own `collate_fn` sees an ordinary list of samples.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -33,6 +34,19 @@ class Rows(list[Any]):
     def __init__(self, rows: Any, batch: dict[str, torch.Tensor]) -> None:
         super().__init__(rows)
         self.batch = batch
+        self._made = [_values(row) for row in self]
+
+    @property
+    def is_untouched(self) -> bool:
+        """False once a collate_fn has reordered, dropped or replaced samples: the batch is theirs no more."""
+        return len(self) == len(self._made) and all(
+            len(made) == len(row) and all(map(operator.is_, made, _values(row)))
+            for made, row in zip(self._made, self, strict=True)
+        )
+
+
+def _values(row: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(row.values()) if isinstance(row, dict) else tuple(row)
 
 
 def make_rows(batch: dict[str, torch.Tensor], as_dict: bool) -> Rows:
@@ -44,13 +58,13 @@ def make_rows(batch: dict[str, torch.Tensor], as_dict: bool) -> Rows:
 
 
 def _collate_tuples(rows: Any, *, collate_fn_map: Any = None) -> Any:
-    if isinstance(rows, Rows):
+    if isinstance(rows, Rows) and rows.is_untouched:
         return list(rows.batch.values())  # a list, as default_collate makes of tuples
     return torch.utils.data.default_collate([tuple(row) for row in rows])
 
 
 def _collate_dicts(rows: Any, *, collate_fn_map: Any = None) -> Any:
-    if isinstance(rows, Rows):
+    if isinstance(rows, Rows) and rows.is_untouched:
         return dict(rows.batch)
     return torch.utils.data.default_collate([dict(row) for row in rows])
 

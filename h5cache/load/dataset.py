@@ -28,6 +28,7 @@ from h5cache.load.memory import FreshMemory, SharedMemory
 from h5cache.load.options import LoaderOptions
 from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
+from h5cache.load.show import Preview, Shown, dataset_html, make_preview
 from h5cache.load.split import split_samples
 from h5cache.schema import Schema
 
@@ -232,6 +233,16 @@ class H5TensorDataset(Dataset[Any]):
         with tqdm(total=total, unit="B", unit_scale=True, desc="warm", disable=not progress) as bar:
             self._reader.warm(bar.update)
 
+    def show(self, n: int = 16, columns: int | None = None, seed: int | None = 0, field: str | None = None) -> Preview:
+        """Return a grid of `n` pictures with their labels: notebooks draw it, `.save("grid.png")` writes it.
+
+        Samples are drawn by `seed` (None: the first ones), from the first field of pictures or from `field`. Floats are
+        scaled for the eye; `transform` is not applied: this is what is stored.
+        """
+        return make_preview(self._shown(), n, columns, seed, field)
+
+    preview = show
+
     def close(self) -> None:
         """Close descriptors; idempotent, and reading opens them again."""
         self._reader.close()
@@ -248,6 +259,12 @@ class H5TensorDataset(Dataset[Any]):
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}: {self.schema[name].dtype}{list(self.schema[name].shape)}" for name in self.fields)
         return f"H5TensorDataset({self.path!r}, {len(self)} samples, {fields})"
+
+    def _repr_html_(self) -> str:
+        return dataset_html(self._shown())
+
+    def _shown(self) -> Shown:
+        return Shown(self._reader, self.fields, self._selected)
 
     def _read(self, numbers: Samples, shared: bool) -> dict[str, torch.Tensor]:
         """Read samples in this thread, into memory of their own."""

@@ -11,7 +11,7 @@ import torch
 
 from h5cache.errors import SchemaError
 from h5cache.format.storage import FieldStorage
-from h5cache.load.augment import Augmentation, RandomResizedCrop, output_size
+from h5cache.load.augment import Augmentation, RandomCrop, RandomResizedCrop, output_size
 from h5cache.quantise import ValueTable
 from h5cache.schema import QUANTISABLE, Field, dtype_name
 
@@ -40,7 +40,7 @@ class Delivery:
     memory_dtype: np.dtype[Any]
     dtype: torch.dtype
     augment: tuple[Augmentation, ...] = ()
-    #: Expand stored codes before the crop is scaled: codes cannot be interpolated.
+    #: Expand stored codes before the crop is scaled or padded: codes cannot be interpolated, and no code means 0.0.
     expand_first: ValueTable | None = None
     #: Values of 8-bit pixels or codes, looked up as the last step.
     table: ValueTable | None = None
@@ -72,7 +72,10 @@ def parse_normalize(value: str | Sequence[Sequence[float]] | None) -> Normalize 
         if value not in KNOWN_NORMALIZE:
             raise ValueError(f"normalize must be (mean, std) or one of {', '.join(KNOWN_NORMALIZE)}, got {value!r}")
         return KNOWN_NORMALIZE[value]
-    mean, std = (tuple(float(number) for number in part) for part in value)
+    try:
+        mean, std = (tuple(float(number) for number in part) for part in value)
+    except (TypeError, ValueError) as exc:
+        raise ValueError(f"normalize must be (mean, std), a number for each channel in both, got {value!r}") from exc
     if len(mean) != len(std) or not mean or any(number == 0 for number in std):
         raise ValueError(f"normalize needs as many means as stds, and no std of 0, got {value!r}")
     return mean, std
@@ -107,7 +110,9 @@ def plan_delivery(
     if scaled and field.dtype not in RESIZABLE:
         raise SchemaError(f"RandomResizedCrop cannot scale {field.dtype} pictures; store them as uint8 or float32")
     if storage.table is not None:
-        plan = replace(plan, expand_first=storage.table) if scaled else replace(plan, table=storage.table)
+        padded = any(isinstance(step, RandomCrop) and step.padding for step in augment)
+        first = scaled or padded
+        plan = replace(plan, expand_first=storage.table) if first else replace(plan, table=storage.table)
     return _with_values(plan, storage, wanted, normalize, on_device)
 
 

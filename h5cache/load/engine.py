@@ -6,7 +6,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from h5cache.limits import usable_cores
 
@@ -61,7 +62,7 @@ class Engine:
             task()
 
     def close(self) -> None:
-        """Stop the threads when they have run what was submitted; idempotent."""
+        """Stop the threads when they have finished what they are at; idempotent. What waits is not run."""
         self._stop()
 
 
@@ -77,6 +78,9 @@ def _run(queue: SimpleQueue[Task | None]) -> None:
 def _stop(queue: SimpleQueue[Task | None], threads: list[threading.Thread], pid: int) -> None:
     if os.getpid() != pid:
         return
+    with suppress(Empty):
+        while True:
+            queue.get_nowait()
     for _ in threads:
         queue.put(None)
     for thread in threads:

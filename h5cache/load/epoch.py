@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from h5cache.errors import DatasetChangedError, H5CacheError
-from h5cache.load.decoded import DecodedChunks
+from h5cache.errors import H5CacheError
+from h5cache.load.decoded import DecodedChunks, plan_slots
 from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine
 from h5cache.load.fill import FieldFiller
@@ -23,10 +23,14 @@ from h5cache.load.order import EpochOrder, Population
 from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
 
-__all__ = ["EpochRun", "RunParts", "plan_decoded"]
+__all__ = ["EpochRun", "LoaderClosedError", "RunParts", "plan_decoded"]
 
 #: How often a waiting consumer makes sure that somebody is still working for it.
-WATCH_S = 5.0
+WATCH_S = 1.0
+
+
+class LoaderClosedError(H5CacheError, RuntimeError):
+    """A loader was closed, or its process forked, while somebody iterates over it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +151,7 @@ class EpochRun(Iterator[Any]):
         self._jobs: deque[_Job] = deque()
         self._stopped = threading.Event()
         self._held: _Job | None = None
+        self._is_over = False
         self.num_batches = 0
         self.num_samples = 0
         self.waited_s = 0.0
@@ -158,24 +163,28 @@ class EpochRun(Iterator[Any]):
         return self._order
 
     def __next__(self) -> Any:
-        if self._stopped.is_set():
+        if self._is_over:
             raise StopIteration
+        try:
+            return self._deliver_next()
+        except BaseException:  # StopIteration, too
+            self._is_over = True
+            self.close()
+            raise
+
+    def _deliver_next(self) -> Any:
+        self._check_open()
         while len(self._jobs) <= self._parts.ahead and self._schedule():
             pass
         if not self._jobs:
-            self.close()
             raise StopIteration
         job = self._jobs.popleft()
         began = perf_counter()
-        try:
-            self._wait_for(job)
-        except BaseException:
-            self.close()
-            raise
+        self._wait_for(job)
         self.waited_s += perf_counter() - began
         if job.error is not None:
-            self.close()
             raise _with_origin(job.error, job.number, self._order.epoch)
+        self._check_open()
         for chunks in self._parts.decoded.values():
             chunks.release(job.number)
         if self._parts.device is not None:
@@ -220,7 +229,8 @@ class EpochRun(Iterator[Any]):
         held, self._held = self._held, following
         if held is None:
             return
-        before = [job.decoded for job in self._jobs if job.number <= held.number and not job.decoded.is_set()]
+        # The held batch itself may have left the queue: the consumer is waiting for it.
+        before = [job.decoded for job in (*self._jobs, held) if job.number <= held.number and not job.decoded.is_set()]
         for task in held.fill_tasks(self._order.epoch, before):
             self._parts.engine.submit(task)
 
@@ -228,13 +238,22 @@ class EpochRun(Iterator[Any]):
         if job is self._held:
             self._submit_rows(None)
         while not job.finished.wait(WATCH_S):
-            if not self._parts.engine.is_usable:
-                raise DatasetChangedError("the loader was closed, or this process was forked, while it was iterated")
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._stopped.is_set() or not self._parts.engine.is_usable:
+            raise LoaderClosedError("the loader was closed, or this process was forked, in mid-epoch: iterate anew")
 
 
 def _with_origin(error: BaseException, batch: int, epoch: int) -> BaseException:
+    where = f"while h5cache made batch {batch} of epoch {epoch}"
+    if isinstance(error, StopIteration):
+        # It would be taken for the end of the epoch.
+        stopped = RuntimeError(f"StopIteration was raised {where}")
+        stopped.__cause__ = error
+        return stopped
     if hasattr(error, "add_note") and not isinstance(error, H5CacheError):
-        error.add_note(f"while h5cache's threads made batch {batch} of epoch {epoch}")
+        error.add_note(where)
     return error
 
 
@@ -243,7 +262,8 @@ def plan_decoded(
 ) -> dict[str, DecodedChunks]:
     """Return the decoded windows that an epoch needs: for fields of small samples, where whole chunks are used.
 
-    In full shuffle that is where all of the field fits into the window; else single blocks are decoded.
+    Where more chunks are needed at once than fit into `window_nbytes`, single blocks are decoded instead: in full
+    shuffle of large fields, for a view in random order, for a field whose chunks are not those that the order mixes.
     """
     windows = {}
     for name in recipe.deliveries:
@@ -255,5 +275,8 @@ def plan_decoded(
             continue
         population = Population(reader.info.starts, layout.chunk_samples, order.order.population.selected)
         by_chunks = EpochOrder(replace(order.order, population=population), order.epoch, order.sequence)
-        windows[name] = DecodedChunks(reader, name, by_chunks.chunk_spans(batches), batches, ahead)
+        spans = by_chunks.chunk_spans(batches)
+        is_planned = order.order.shuffle == "chunk" and layout.chunk_samples == order.order.population.chunk_samples
+        if is_planned or plan_slots(spans, ahead * batches.step) * layout.chunk_nbytes <= window_nbytes:
+            windows[name] = DecodedChunks(reader, name, spans, batches, ahead)
     return windows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -15,10 +16,12 @@ from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine, default_threads
 from h5cache.load.epoch import EpochRun, RunParts, plan_decoded
 from h5cache.load.memory import BatchMemory
+from h5cache.load.options import check_whole
 from h5cache.load.order import EpochOrder, Order
 from h5cache.load.quality import ShuffleQuality, shuffle_quality
 from h5cache.load.read import ReadCounters, SampleReader
 from h5cache.load.recipe import BatchRecipe
+from h5cache.load.show import loader_html
 from h5cache.load.state import LoaderState
 from h5cache.load.stats import LoaderStats
 
@@ -41,7 +44,7 @@ class Loader:
     """Iterate over a dataset in batches of contiguous tensors. `H5TensorDataset.loader` makes it and says all options.
 
     Each `iter()` begins the next epoch. Threads start with the first one and end with `close`, with the `with` block,
-    or when the loader is dropped. Not thread-safe itself: one consumer.
+    or when the loader is dropped. Iterators are independent of each other. Not thread-safe itself: one consumer.
     """
 
     def __init__(
@@ -58,6 +61,9 @@ class Loader:
         labels: npt.NDArray[Any] | None = None,
         summary: bool = False,
     ) -> None:
+        if threads is not None:
+            check_whole("threads", threads, 0)
+        check_whole("prefetch", prefetch, 0)
         self._reader = reader
         self._order = order
         self._recipe = recipe
@@ -85,14 +91,18 @@ class Loader:
         return self._next_epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next `iter()` begins, from its first batch on."""
+        """Say which epoch the next `iter()` begins.
+
+        It begins with its first batch, or where a state of this very epoch was loaded, after those delivered.
+        """
+        check_whole("epoch", epoch, 0)
+        if self._resume is not None and self._resume.epoch == epoch:
+            return
         self._next_epoch = int(epoch)
         self._resume = None
         self._run = None
 
     def __iter__(self) -> Iterator[Any]:
-        if self._run is not None:
-            self._run.close()
         if self._resume is not None:
             order, start = self._resume.resume(self._order), self._resume.next_batch
             self._resume = None
@@ -121,7 +131,8 @@ class Loader:
         Threads and workers may differ; so may the number of ranks if the global batch is the same.
         """
         resume = LoaderState.from_dict(state)
-        resume.resume(self._order)  # says now, not later, what does not fit
+        # Says now, not later, what does not fit. Later epochs keep seed, lanes and window.
+        self._order = replace(resume.resume(self._order).order, groups=self._order.groups)
         self._resume = resume
         self._run = None
         self._next_epoch = resume.epoch
@@ -168,12 +179,18 @@ class Loader:
             f"{order.batch_size}, shuffle={order.shuffle!r}, fields {', '.join(self._recipe.deliveries)})"
         )
 
+    def _repr_html_(self) -> str:
+        return loader_html(self._reader.info.path, self._order, self._recipe, len(self), self.stats())
+
     def _deliver(self, run: EpochRun) -> Iterator[Any]:
-        for number, batch in enumerate(run):
-            if number % LOOK_EVERY == LOOK_EVERY - 1:
-                self._add_threads_if_cold()
-            yield batch
-            del batch  # the user's reference alone decides how long a batch lives
+        try:
+            for batch in run:
+                if run.num_batches % LOOK_EVERY == 0:
+                    self._add_threads_if_cold()
+                yield batch
+                del batch  # the user's reference alone decides how long a batch lives
+        finally:
+            run.close()  # who breaks out of the loop wants no more batches made
         if self._summary:
             log.warning("epoch %d: %s", run.order.epoch, self.stats())
 

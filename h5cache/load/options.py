@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from h5cache.load.augment import Augmentation
+from h5cache.load.augment import Augmentation, HorizontalFlip, RandomCrop, RandomResizedCrop
 from h5cache.load.budget import DEFAULT_WINDOW_NBYTES, plan_window
 from h5cache.load.delivery import parse_normalize, plan_delivery
 from h5cache.load.device import DeviceStream
@@ -20,7 +20,17 @@ from h5cache.load.order import Order, Population, choose_lanes, normalise_shuffl
 from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
 
-__all__ = ["LoaderOptions"]
+__all__ = ["LoaderOptions", "check_whole", "resolve_rank"]
+
+AUGMENTATIONS = (HorizontalFlip, RandomCrop, RandomResizedCrop)
+FORMATS: dict[Any, torch.memory_format] = {
+    name: kind
+    for kind, names in (
+        (torch.contiguous_format, ("contiguous", torch.contiguous_format)),
+        (torch.channels_last, ("channels_last", torch.channels_last)),
+    )
+    for name in names
+}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,6 +55,26 @@ class LoaderOptions:
     verify: str | None = None
     lanes: int | None = None
     window_nbytes: int = DEFAULT_WINDOW_NBYTES
+
+    def __post_init__(self) -> None:
+        for name, least in (("batch_size", 1), ("seed", 0), ("window_nbytes", 1)):
+            check_whole(name, getattr(self, name), least)
+        for name, least in (("rank", 0), ("world_size", 1), ("lanes", 1)):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), least)
+        if isinstance(self.augment, str) or not isinstance(self.augment, Sequence):
+            raise ValueError(f"augment must be a list of steps, got {self.augment!r}")
+        wrong = [step for step in self.augment if not isinstance(step, AUGMENTATIONS)]
+        if wrong:
+            names = ", ".join(kind.__name__ for kind in AUGMENTATIONS)
+            raise ValueError(f"augment takes {names}, got {wrong[0]!r}; give others as transform, for the batch")
+        if self.transform is not None and not callable(self.transform):
+            raise ValueError(f"transform must be a function of the batch, got {self.transform!r}")
+        if self.pin_memory not in (True, False, "auto"):
+            raise ValueError(f'pin_memory must be True, False or "auto", got {self.pin_memory!r}')
+        dtype = self._dtype()
+        if self.normalize is not None and dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"normalize gives floats, dtype={dtype} cannot hold them")
 
     def plan_order(self, reader: SampleReader, selected: npt.NDArray[np.int64] | None, groups: int = 1) -> Order:
         """Return the order of the dataset's samples. `groups` is the number of DataLoader workers."""
@@ -89,26 +119,29 @@ class LoaderOptions:
 
     def plan_recipe(self, reader: SampleReader, fields: Sequence[str], as_dict: bool) -> BatchRecipe:
         """Return how batches are made of samples."""
-        dtype = getattr(torch, self.dtype) if isinstance(self.dtype, str) else self.dtype
         memory_format = self.memory_format
-        if isinstance(memory_format, str):
-            formats = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
-            if memory_format not in formats:
-                raise ValueError(f"memory_format must be one of {', '.join(formats)}, got {memory_format!r}")
-            memory_format = formats[memory_format]
-        on_device = self.device is not None and torch.device(self.device).type != "cpu"
-        names = list(fields if self.fields is None else self.fields)
-        unknown = [name for name in names if name not in reader.info.storage]
-        if unknown:
-            raise ValueError(f"no field {unknown[0]!r}; there are {', '.join(reader.info.storage)}")
+        if memory_format is not None:
+            memory_format = FORMATS.get(memory_format)
+            if memory_format is None:
+                raise ValueError(f"memory_format must be contiguous or channels_last, got {self.memory_format!r}")
+        names = list(fields)
+        if self.fields is not None:
+            names = [self.fields] if isinstance(self.fields, str) else list(self.fields)
+            unknown = [name for name in names if name not in reader.info.storage]
+            if unknown or isinstance(self.fields, str) or not names or len(set(names)) < len(names):
+                known = ", ".join(reader.info.storage)
+                raise ValueError(f"fields must be a list of some of {known}, each once, got {self.fields!r}")
+        for option in ("augment", "normalize"):
+            if getattr(self, option) and all(reader.info.storage[name].layout.field.layout is None for name in names):
+                raise ValueError(f"{option} is for pictures; none of the fields {', '.join(names)} is one")
         deliveries = {
             name: plan_delivery(
                 reader.info.storage[name],
-                dtype=dtype,
+                dtype=self._dtype(),
                 normalize=parse_normalize(self.normalize),
                 memory_format=memory_format,
                 augment=tuple(self.augment),
-                on_device=on_device,
+                on_device=self._device().type != "cpu",
             )
             for name in names
         }
@@ -117,9 +150,7 @@ class LoaderOptions:
 
     def plan_memory(self, max_idle: int) -> BatchMemory:
         """Return where batches live: pinned where asked for and possible, else recycled."""
-        if self.pin_memory not in (True, False, "auto"):
-            raise ValueError(f'pin_memory must be True, False or "auto", got {self.pin_memory!r}')
-        on_cuda = self.device is not None and torch.device(self.device).type == "cuda"
+        on_cuda = self._device().type == "cuda"
         if torch.cuda.is_available() and (self.pin_memory or on_cuda):
             return PinnedMemory()
         if self.pin_memory is True:
@@ -128,9 +159,28 @@ class LoaderOptions:
 
     def plan_device(self) -> DeviceStream | None:
         """Return how batches get to their device; None where they stay."""
-        if self.device is None or torch.device(self.device).type == "cpu":
+        device = self._device()
+        return None if device.type == "cpu" else DeviceStream(device)
+
+    def _device(self) -> torch.device:
+        try:
+            return torch.device("cpu" if self.device is None else self.device)
+        except (RuntimeError, TypeError) as exc:
+            raise ValueError(f"device must be one of torch's, got {self.device!r}") from exc
+
+    def _dtype(self) -> torch.dtype | None:
+        found = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
+        if found is None and self.dtype is None:
             return None
-        return DeviceStream(torch.device(self.device))
+        if not isinstance(found, torch.dtype) or found.is_complex:
+            raise ValueError(f"dtype must be one of torch's for real numbers, got {self.dtype!r}")
+        return found
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless an option is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def resolve_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:

@@ -153,6 +153,9 @@ def test_sources_and_options_of_another_run_are_noticed(pictures: Path, tmp_path
     assert run_command(source, tmp_path / "out.h5", "--workers", 0).returncode == 1
     done = run_command(source, tmp_path / "out.h5", "--workers", 0, "--seed", 1)
     check_one_line(done.returncode, done.stderr, "seed 0 -> 1", "--overwrite")
+    # The same shape, other pixels: nothing but the options tells.
+    done = run_command(source, tmp_path / "out.h5", "--workers", 0, "--fit", "pad")
+    check_one_line(done.returncode, done.stderr, "fit crop -> pad", "--overwrite")
     first.write_bytes(kept)
     done = run_command(source, tmp_path / "out.h5", "--workers", 0)
     assert done.returncode == 0

@@ -45,6 +45,10 @@ def test_parts_of_a_file_hold_1024_pictures() -> None:
     assert plan_run("x.h5", 50_000, PICTURES, 94_000.0).part_samples == 1024
 
 
+def test_small_dataset_has_parts_for_many_workers() -> None:
+    assert plan_run("x.h5", 1000, PICTURES, 94_000.0).part_samples == 64
+
+
 def test_parts_hold_whole_chunks() -> None:
     schema = plan_schema(PICTURES, "auto", 100)
     assert plan_run("x.h5", 50_000, schema, 94_000.0, part_samples=100).part_samples == 112  # chunks of 16

@@ -1,0 +1,146 @@
+"""Going on with what is finished: without processes or signals, one behaviour at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from convert_samples import digest, key_at, leftovers, small, spoil
+
+from h5cache import Writer, convert_dataset
+from h5cache.convert.guard import claim_tasks, hold_task_lock
+from h5cache.convert.problems import BadInputsError, ConversionStopped, RunChangedError
+from h5cache.errors import DatasetBusyError, DatasetExistsError
+
+
+@pytest.fixture
+def interrupted(pictures: Path, keys: list[str], tmp_path: Path) -> tuple[Path, Path]:
+    """A source with one bad file, and an output that waits for it to be skipped: all parts are finished."""
+    source = tmp_path / "source"
+    shutil.copytree(pictures, source)
+    spoil(source, key_at(keys, 40))
+    with pytest.raises(BadInputsError):
+        small(source, tmp_path / "out.h5")
+    return source, tmp_path / "out.h5"
+
+
+def test_parts_left_by_a_kill_just_after_publishing_are_removed(interrupted: tuple[Path, Path], tmp_path: Path) -> None:
+    source, out = interrupted
+    shutil.copytree(tmp_path / "out.h5.parts", tmp_path / "kept")
+    small(source, out, on_error="skip")
+    (tmp_path / "kept").rename(tmp_path / "out.h5.parts")
+    with pytest.raises(DatasetExistsError):
+        small(source, out, on_error="skip")
+    assert leftovers(out) == []
+
+
+def test_missing_part_is_converted_and_the_others_are_not(interrupted: tuple[Path, Path], tmp_path: Path) -> None:
+    source, out = interrupted
+    small(source, tmp_path / "reference.h5", on_error="skip")
+    (tmp_path / "out.h5.parts" / "part-00001.h5").unlink()
+    assert small(source, out, on_error="skip").num_converted == 16
+    assert digest(out) == digest(tmp_path / "reference.h5")
+
+
+def test_damaged_part_is_converted_again(
+    interrupted: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, out = interrupted
+    os.truncate(tmp_path / "out.h5.parts" / "part-00003.h5", 1000)
+    assert small(source, out, on_error="skip").num_converted == 16
+    assert "part-00003.h5" in caplog.text
+
+
+def test_parts_of_another_seed_are_refused_or_replaced(interrupted: tuple[Path, Path]) -> None:
+    source, out = interrupted
+    with pytest.raises(RunChangedError, match="seed 0 -> 1"):
+        small(source, out, seed=1, on_error="skip")
+    assert small(source, out, seed=1, on_error="skip", overwrite=True).num_converted == 99
+
+
+def test_parts_of_another_transform_are_refused(interrupted: tuple[Path, Path]) -> None:
+    source, out = interrupted
+    with pytest.raises(RunChangedError, match="the transform"):
+        small(source, out, transform=lambda sample: sample["image"], on_error="skip")
+
+
+def test_parts_of_other_samples_are_refused(interrupted: tuple[Path, Path], keys: list[str]) -> None:
+    source, out = interrupted
+    (source / keys[0]).unlink()
+    with pytest.raises(RunChangedError, match="other samples"):
+        small(source, out, on_error="skip")
+
+
+def test_arrays_that_changed_are_noticed_although_they_have_no_files(tmp_path: Path) -> None:
+    def fails_for(number: int) -> object:
+        def check(sample: dict[str, object]) -> object:
+            if int(np.asarray(sample["x"])[0]) == number:
+                raise ValueError("bad")
+            return sample
+
+        return check
+
+    rows = np.arange(400, dtype=np.int64).reshape(100, 4)
+    check = fails_for(40)
+    with pytest.raises(BadInputsError):
+        convert_dataset({"x": rows}, tmp_path / "out.h5", transform=check, workers=0)
+    with pytest.raises(RunChangedError, match="of the source"):
+        convert_dataset({"x": rows + 1}, tmp_path / "out.h5", transform=check, workers=0)
+
+
+def test_parts_of_a_writer_are_not_touched(pictures: Path, tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "out.h5", resume=True)
+    writer.append(x=np.zeros((70_000, 3), np.float32))
+    writer.abort()
+    assert (tmp_path / "out.h5.parts").exists()
+    with pytest.raises(RunChangedError, match="something else"):
+        small(pictures, tmp_path / "out.h5")
+    small(pictures, tmp_path / "out.h5", overwrite=True)
+    assert leftovers(tmp_path / "out.h5") == []
+
+
+def test_check_stop_ends_the_run_and_keeps_finished_parts(pictures: Path, tmp_path: Path) -> None:
+    parts = tmp_path / "out.h5.parts"
+
+    def stop_after_two() -> None:
+        if len(list(parts.glob("part-*.h5"))) >= 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ConversionStopped, match="run the same command again to go on"):
+        small(pictures, tmp_path / "out.h5", check_stop=stop_after_two)
+    assert not [name for name in os.listdir(parts) if "partial" in name]
+    assert small(pictures, tmp_path / "out.h5").num_converted <= 100 - 32
+
+
+def test_tasks_of_a_run_that_was_taken_over_do_nothing(tmp_path: Path) -> None:
+    lock = str(tmp_path / "lock")
+    claim_tasks(lock, "one")
+    claim_tasks(lock, "two")
+    with pytest.raises(DatasetBusyError), hold_task_lock(lock, "one"):
+        pass
+
+
+def test_new_run_waits_for_tasks_of_a_killed_one(tmp_path: Path) -> None:
+    lock = str(tmp_path / "lock")
+    claim_tasks(lock, "one")
+    order = []
+
+    def work() -> None:
+        with hold_task_lock(lock, "one"):
+            started.set()
+            time.sleep(0.3)
+            order.append("task")
+
+    started = threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    claim_tasks(lock, "two")
+    order.append("claim")
+    thread.join()
+    assert order == ["task", "claim"]
