@@ -57,8 +57,9 @@ class Setting:
 
     threads: int
     batch_size: int
-    #: Time at least so many seconds of epochs, and leave an epoch that takes longer than the second.
+    #: Time at least so many seconds of epochs.
     least_s: float
+    #: Leave an epoch that takes longer; its rate up to there counts.
     most_s: float
 
 
@@ -84,8 +85,8 @@ class Contestant:
     open: Callable[[Path, Setting], Callable[[], Epoch]]
     requires: tuple[str, ...] = ()
     check: Check | None = check_exact
-    #: Most loaders are opened anew before the cold epoch, since pages that are mapped cannot be dropped. Not one that
-    #: maps them anew in every epoch and would compile its code again.
+    #: Most loaders are opened anew before the cold epoch: workers may have pages mapped, which cannot be dropped then.
+    #: Not one without workers that would compile its code again.
     reopen_when_cold: bool = True
     #: False for what is in memory anyway.
     reads_files: bool = True
@@ -119,7 +120,9 @@ def measure(contestant: Contestant, work: Path, setting: Setting, *, cold: bool)
         _build(contestant, source, folder)
     result = Measurement(stored_nbytes=sum(path.stat().st_size for path in _files(folder)))
     begin = contestant.open(folder, setting)
-    _check_epoch(begin(), contestant, source, setting)  # also starts workers, compiles, fills the page cache
+    # This also starts workers, compiles and fills the page cache.
+    if not _check_epoch(begin(), contestant, source, setting):
+        begin = contestant.open(folder, setting)  # workers of an epoch that was left would first finish their batches
     samples, elapsed, cpu = 0, 0.0, 0.0
     while not samples or elapsed < setting.least_s:
         count, wall, used = _time_epoch(begin, setting)
@@ -158,8 +161,8 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def _check_epoch(epoch: Epoch, contestant: Contestant, source: Source, setting: Setting) -> None:
-    """Go through an epoch: every sample once, the bytes as stored."""
+def _check_epoch(epoch: Epoch, contestant: Contestant, source: Source, setting: Setting) -> bool:
+    """Go through an epoch: every sample once, the bytes as stored. Return False where it was left for its length."""
     images, seen, began = source.images, np.zeros(len(source.images), np.int64), time.perf_counter()
     for batch in epoch:
         if isinstance(batch, int):
@@ -172,9 +175,10 @@ def _check_epoch(epoch: Epoch, contestant: Contestant, source: Source, setting: 
             for row in range(0, len(labels), max(1, len(labels) // ROWS_CHECKED)):
                 contestant.check(values[row], images[labels[row]])
         if time.perf_counter() - began > setting.most_s:
-            return
+            return False
     if seen.max() > 1 or not seen.all():
         raise SystemExit(f"{contestant.name}: {np.sum(seen == 0)} samples missing, {np.sum(seen > 1)} more than once")
+    return True
 
 
 def _time_epoch(begin: Callable[[], Epoch], setting: Setting) -> tuple[int, float, float]:

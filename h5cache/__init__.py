@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from h5cache.convert.api import convert_dataset
     from h5cache.errors import H5CacheError
     from h5cache.format.writer import Writer
+    from h5cache.load.augment import HorizontalFlip, RandomCrop, RandomResizedCrop
     from h5cache.load.dataset import H5TensorDataset
+    from h5cache.load.loader import Loader
     from h5cache.schema import Field, Schema
 
 __version__ = "0.1.0"
@@ -24,6 +26,10 @@ _HOMES = {
     "Field": "h5cache.schema",
     "H5CacheError": "h5cache.errors",
     "H5TensorDataset": "h5cache.load.dataset",
+    "HorizontalFlip": "h5cache.load.augment",
+    "Loader": "h5cache.load.loader",
+    "RandomCrop": "h5cache.load.augment",
+    "RandomResizedCrop": "h5cache.load.augment",
     "Raw": "h5cache.codecs",
     "Schema": "h5cache.schema",
     "Writer": "h5cache.format.writer",
@@ -37,6 +43,10 @@ __all__ = [
     "Field",
     "H5CacheError",
     "H5TensorDataset",
+    "HorizontalFlip",
+    "Loader",
+    "RandomCrop",
+    "RandomResizedCrop",
     "Raw",
     "Schema",
     "Writer",

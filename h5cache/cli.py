@@ -52,6 +52,8 @@ def _dispatch(words: Sequence[str], console: Console) -> int:
         first, rest = rest[0], ["--help"]
     if first in present:
         door = import_module(present[first].module)
+        if first == "convert":
+            return int(door.main(rest, prog="h5cache convert"))
         return int(door.main(rest))
     if first in ("--help", "-h", "help"):
         console.print(format_help(list(present.values()), console.style))

@@ -23,7 +23,7 @@ EXAMPLES = """\
   h5cache doctor tensors/ --sample 2000 open more files: nearer projections
   h5cache doctor tensors/ --json | jq '.findings[].title'
 
-Files are read, never changed, and never unpickled: weights_only=True, allow_pickle=False.
+Files are read, never changed, and code in them is never run: weights_only=True, allow_pickle=False.
 Here 0 means that nothing is wrong, 1 that problems were found."""
 
 

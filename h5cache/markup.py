@@ -29,7 +29,7 @@ __all__ = [
 #: Units of the charts' own coordinates; a chart is as wide as its column, up to `max-width`, so text stays readable.
 CHART_WIDTH = 460
 CHART_HEIGHT = 190
-LEFT, RIGHT, TOP, BOTTOM = 44, 12, 16, 26
+LEFT, RIGHT, TOP, BOTTOM = 44, 12, 16, 30
 
 # What the variables fall back to is chosen for 3:1 contrast on white and on near-black: notebooks have either ground.
 PIECES_CSS = """

@@ -26,6 +26,7 @@ DOORS = frozenset({"inspect", "verify", "bench", "report", "doctor", "demo", "cl
 LAYERS: dict[str, int] = {
     "errors": 0,
     "codecs": 1,
+    "deal": 1,
     "grid": 1,
     "limits": 1,
     "markup": 1,

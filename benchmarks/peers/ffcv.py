@@ -36,7 +36,6 @@ def build(source: Source, folder: Path, kind: str) -> None:
         JPEG: lambda: RGBImageField(write_mode="jpg", jpeg_quality=90),
         NDARRAY: lambda: NDArrayField(np.dtype(np.uint8), source.images.shape[1:]),
     }
-    # The label goes first: it is of fixed size, and both are read by name below.
     writer = DatasetWriter(str(folder / "data.beton"), {"image": fields[kind](), "label": IntField()}, num_workers=1)
     writer.from_indexed_dataset(_Samples(source, pictures=kind != NDARRAY))
 
@@ -62,6 +61,7 @@ def open_random(folder: Path, setting: Setting, kind: str) -> Callable[[], Epoch
         num_workers=setting.threads,
         order=OrderOption.RANDOM,
         os_cache=True,
+        drop_last=False,
         pipelines={"image": image, "label": [IntDecoder(), ToTensor(), Squeeze()]},
     )
     return lambda: loader

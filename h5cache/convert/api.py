@@ -9,18 +9,18 @@ from typing import Any
 
 from h5cache.codecs import Codec
 from h5cache.convert.estimate import Estimate, estimate_conversion
-from h5cache.convert.executor import default_workers
 from h5cache.convert.options import ConvertOptions
-from h5cache.convert.order import parse_split
 from h5cache.convert.pictures import PictureOptions, parse_normalize
 from h5cache.convert.recipe import Recipe
 from h5cache.convert.result import ConvertResult
 from h5cache.convert.run import check_outputs, convert_source
 from h5cache.convert.sources import IterableSource, Source, make_source
+from h5cache.convert.split import parse_split
 from h5cache.convert.stream import convert_iterable
 from h5cache.convert.transform import Transform, load_transform
 from h5cache.errors import SchemaError
 from h5cache.format.publish import check_parent
+from h5cache.limits import usable_cores
 
 __all__ = ["ConvertResult", "convert_dataset", "estimate_dataset", "make_recipe", "open_source"]
 
@@ -110,7 +110,7 @@ def convert_dataset(
     opened = open_source(source, kind, pictures, fields, batch_size)
     if isinstance(opened, IterableSource):
         return convert_iterable(opened, os.fspath(out), recipe, options)
-    count = default_workers() if workers is None else workers
+    count = usable_cores() if workers is None else workers
     return convert_source(opened, os.fspath(out), recipe, options, count, executor, check_stop)
 
 
@@ -130,7 +130,7 @@ def estimate_dataset(
     if isinstance(opened, IterableSource):
         raise SchemaError("an iterable cannot be estimated: taking samples from it would lose them")
     check_parent(os.path.abspath(os.fspath(out)))
-    cores = default_workers()
+    cores = usable_cores()
     return estimate_conversion(
         opened,
         os.fspath(out),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
@@ -17,7 +16,7 @@ from h5cache.convert.guard import start_worker
 from h5cache.convert.task import PartResult, PartTask, convert_part
 from h5cache.errors import H5CacheError
 
-__all__ = ["TaskPool", "WorkerLostError", "default_workers", "open_pool"]
+__all__ = ["TaskPool", "WorkerLostError", "open_pool"]
 
 #: Libraries that start as many threads as the machine has cores would do so in every worker.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -105,48 +104,3 @@ def _signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def default_workers() -> int:
-    """Return how many cores this process may use: its affinity, and the quota of its cgroup (containers)."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = cgroup_cores()
-    return max(1, affinity if quota is None else min(affinity, math.ceil(quota)))
-
-
-def cgroup_cores(root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup") -> float | None:
-    """Return the CPU quota of this process's cgroup, or of the nearest one above it that has one; None: no limit."""
-    found: list[float] = []
-    for line in _read(own).splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            base, reader = root, _quota_v2
-        elif "cpu" in controllers.split(","):
-            base, reader = os.path.join(root, "cpu"), _quota_v1
-        else:
-            continue
-        parts = [part for part in path.split("/") if part and part != ".."]
-        # Inside a container the path may name the host's tree; its root then is the container's own group.
-        for depth in range(len(parts), -1, -1):
-            quota = reader(os.path.join(base, *parts[:depth]))
-            if quota is not None:
-                found.append(quota)
-    return min(found, default=None)
-
-
-def _quota_v2(folder: str) -> float | None:
-    words = _read(os.path.join(folder, "cpu.max")).split()
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
-
-
-def _quota_v1(folder: str) -> float | None:
-    quota, period = (_read(os.path.join(folder, f"cpu.cfs_{name}_us")).strip() for name in ("quota", "period"))
-    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read()
-    except OSError:
-        return ""

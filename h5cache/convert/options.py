@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from h5cache.codecs import CODECS, Codec
-from h5cache.convert.order import check_split
 from h5cache.convert.plan import CodecChoice, parse_size
+from h5cache.deal import check_split
 from h5cache.errors import SchemaError
 from h5cache.format.parts import is_file_output
 

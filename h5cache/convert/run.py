@@ -17,7 +17,6 @@ from h5cache.convert.finish import EarlyJoin, find_conflict, publish_job
 from h5cache.convert.guard import claim_tasks
 from h5cache.convert.job import FinishedPart, Job, Target, make_index, open_job, remove_leftovers
 from h5cache.convert.options import ConvertOptions
-from h5cache.convert.order import plan_order, plan_splits
 from h5cache.convert.plan import plan_output
 from h5cache.convert.problems import BadInputsError, ConversionFailedError, ConversionStopped, NoRoomError
 from h5cache.convert.progress import CounterFile, ProgressBar
@@ -26,6 +25,7 @@ from h5cache.convert.record import Origin, make_provenance
 from h5cache.convert.result import ConvertResult, check_output
 from h5cache.convert.sources.source import Source
 from h5cache.convert.task import PartResult, PartTask
+from h5cache.deal import plan_order, plan_splits
 from h5cache.errors import FormatError, H5CacheError, MissingDatasetError, SchemaError
 from h5cache.format.open import open_dataset
 from h5cache.format.parts import is_file_output

@@ -86,7 +86,6 @@ class BatchStream(IterableDataset[Any]):
         self._board.note(epoch_order.epoch, epoch_order.order.groups, start)
         memory: BatchMemory = RecycledMemory(2) if get_worker_info() is None else SharedMemory()
         parts = RunParts(
-            engine=Engine(0),
             recipe=self._recipe,
             fillers=self._recipe.fillers(self._reader),
             decoded=plan_decoded(self._reader, self._recipe, epoch_order, batches, 0, self._options.window_nbytes),
@@ -96,7 +95,7 @@ class BatchStream(IterableDataset[Any]):
             ahead=0,
         )
         self._stride = num_workers
-        self._run = EpochRun(epoch_order, batches, parts)
+        self._run = EpochRun(epoch_order, batches, Engine(0), parts)
         return self._run
 
     def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 from tqdm.auto import tqdm
 
+from h5cache.deal import check_split, plan_splits
 from h5cache.errors import SchemaError
 from h5cache.format.open import open_dataset, read_dataset_index
 from h5cache.format.storage import DatasetInfo
@@ -25,11 +26,11 @@ from h5cache.load.delivery import plan_delivery
 from h5cache.load.fill import FieldFiller
 from h5cache.load.loader import PREFETCH, Loader
 from h5cache.load.memory import FreshMemory, SharedMemory
+from h5cache.load.notebook import dataset_html
 from h5cache.load.options import LoaderOptions
 from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
-from h5cache.load.show import Preview, Shown, dataset_html, make_preview
-from h5cache.load.split import split_samples
+from h5cache.load.show import Preview, Shown, make_preview
 from h5cache.schema import Schema
 
 __all__ = ["H5TensorDataset"]
@@ -95,7 +96,7 @@ class H5TensorDataset(Dataset[Any]):
         self.transform = transform
         self.target_transform = target_transform
         plain = {name: plan_delivery(info.storage[name]) for name in self.fields}
-        self._recipe = BatchRecipe(plain, seed=0, as_dict=as_dict)
+        self._recipe = BatchRecipe(plain, as_dict)
         self._fillers: dict[str, FieldFiller] | None = None
 
     @property
@@ -223,7 +224,7 @@ class H5TensorDataset(Dataset[Any]):
     def split(self, seed: int = 0, stratify: bool = True, **shares: float) -> dict[str, H5TensorDataset]:
         """Return disjoint views by name: `ds.split(train=0.9, val=0.1)`; each class is shared out alike."""
         labels = self.targets.numpy() if stratify and self._has_targets() else None
-        parts = split_samples(len(self), shares, labels, seed)
+        parts = plan_splits(len(self), labels, check_split(shares), seed, shuffle=False)
         return {name: self.select(samples) for name, samples in parts.items()}
 
     def warm(self, progress: bool = False) -> None:
@@ -273,7 +274,7 @@ class H5TensorDataset(Dataset[Any]):
         if self._fillers is None:
             self._fillers = self._recipe.fillers(self._reader)
         for name, filler in self._fillers.items():
-            filler.fill(samples, 0, memory[name][0])
+            filler.fill(samples, memory[name][0])
         return self._recipe.as_tensors({name: tensor for name, (_, tensor) in memory.items()})
 
     def _deliver(self, values: dict[str, Any]) -> Any:

@@ -35,9 +35,12 @@ class LoaderClosedError(H5CacheError, RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class RunParts:
-    """What a run works with; shared by all runs of a loader but for `decoded`."""
+    """What a run works with; shared by all runs of a loader but for `decoded`.
 
-    engine: Engine
+    Not the engine: a task that is running in a thread must not be the last to hold that, or who drops a loader would
+    not wait for its threads.
+    """
+
     recipe: BatchRecipe
     fillers: Mapping[str, FieldFiller]
     decoded: Mapping[str, DecodedChunks]
@@ -92,7 +95,7 @@ class _Job:
 
         return [_bind(task, chunks, chunk) for chunks, chunk in wanted]
 
-    def fill_tasks(self, epoch: int, waiting_for: Sequence[threading.Event]) -> list[Callable[[], None]]:
+    def fill_tasks(self, order: EpochOrder, waiting_for: Sequence[threading.Event]) -> list[Callable[[], None]]:
         """Return the tasks that fill the rows; each waits for the decoding of the batches before."""
         parts = self._parts
         self._memory = parts.recipe.take_memory(parts.memory, len(self.samples))
@@ -104,7 +107,13 @@ class _Job:
             for event in waiting_for:
                 event.wait()
             for name, filler in parts.fillers.items():
-                filler.fill(self.samples[rows], epoch, self._memory[name][0][rows], parts.decoded.get(name))
+                filler.fill(
+                    self.samples[rows],
+                    self._memory[name][0][rows],
+                    seed=order.order.seed,
+                    epoch=order.epoch,
+                    decoded=parts.decoded.get(name),
+                )
 
         def task(start: int) -> None:
             self._guard(lambda: fill(start))
@@ -143,8 +152,9 @@ def _bind(function: Callable[..., None], *args: Any) -> Callable[[], None]:
 class EpochRun(Iterator[Any]):
     """Iterate over the batches `batches` of an epoch. Dropping or closing it ends the work that is under way."""
 
-    def __init__(self, order: EpochOrder, batches: range, parts: RunParts) -> None:
+    def __init__(self, order: EpochOrder, batches: range, engine: Engine, parts: RunParts) -> None:
         self._order = order
+        self._engine = engine
         self._parts = parts
         self.start = batches.start
         self._waiting = iter(batches)
@@ -165,12 +175,15 @@ class EpochRun(Iterator[Any]):
     def __next__(self) -> Any:
         if self._is_over:
             raise StopIteration
+        began = perf_counter()
         try:
             return self._deliver_next()
         except BaseException:  # StopIteration, too
             self._is_over = True
             self.close()
             raise
+        finally:
+            self.waited_s += perf_counter() - began
 
     def _deliver_next(self) -> Any:
         self._check_open()
@@ -179,9 +192,7 @@ class EpochRun(Iterator[Any]):
         if not self._jobs:
             raise StopIteration
         job = self._jobs.popleft()
-        began = perf_counter()
         self._wait_for(job)
-        self.waited_s += perf_counter() - began
         if job.error is not None:
             raise _with_origin(job.error, job.number, self._order.epoch)
         self._check_open()
@@ -217,9 +228,9 @@ class EpochRun(Iterator[Any]):
             return False
         job = _Job(number, self._order.batch(number), self._parts, self._stopped)
         for task in job.decode_tasks():
-            self._parts.engine.submit(task)
+            self._engine.submit(task)
         self._jobs.append(job)
-        look_ahead = bool(self._parts.decoded) and self._parts.engine.num_threads > 0
+        look_ahead = bool(self._parts.decoded) and self._engine.num_threads > 0
         self._submit_rows(job)
         if not look_ahead:
             self._submit_rows(None)
@@ -231,8 +242,8 @@ class EpochRun(Iterator[Any]):
             return
         # The held batch itself may have left the queue: the consumer is waiting for it.
         before = [job.decoded for job in (*self._jobs, held) if job.number <= held.number and not job.decoded.is_set()]
-        for task in held.fill_tasks(self._order.epoch, before):
-            self._parts.engine.submit(task)
+        for task in held.fill_tasks(self._order, before):
+            self._engine.submit(task)
 
     def _wait_for(self, job: _Job) -> None:
         if job is self._held:
@@ -241,7 +252,7 @@ class EpochRun(Iterator[Any]):
             self._check_open()
 
     def _check_open(self) -> None:
-        if self._stopped.is_set() or not self._parts.engine.is_usable:
+        if self._stopped.is_set() or not self._engine.is_usable:
             raise LoaderClosedError("the loader was closed, or this process was forked, in mid-epoch: iterate anew")
 
 

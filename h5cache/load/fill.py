@@ -24,11 +24,10 @@ Samples = npt.NDArray[np.int64]
 class FieldFiller:
     """Fill rows of one field. Thread-safe: what is between decoding and the row lies in memory of the thread."""
 
-    def __init__(self, reader: SampleReader, name: str, delivery: Delivery, seed: int) -> None:
+    def __init__(self, reader: SampleReader, name: str, delivery: Delivery) -> None:
         self._reader = reader
         self._name = name
         self._delivery = delivery
-        self._seed = seed
         layout = reader.info.storage[name].layout
         self._stored_dtype = layout.stored_dtype
         self._is_small = layout.block_samples > 1
@@ -38,10 +37,18 @@ class FieldFiller:
     def delivery(self) -> Delivery:
         return self._delivery
 
-    def fill(self, samples: Samples, epoch: int, out: Array, decoded: DecodedChunks | None = None) -> None:
+    def fill(
+        self,
+        samples: Samples,
+        out: Array,
+        *,
+        seed: int = 0,
+        epoch: int = 0,
+        decoded: DecodedChunks | None = None,
+    ) -> None:
         """Write the samples into `out`, C-contiguous `(len(samples), *delivery.shape)` of its memory dtype.
 
-        `decoded` holds their chunks already, where samples are small.
+        Seed and epoch are for augmentation. `decoded` holds their chunks already, where samples are small.
         """
         plan = self._delivery
         if plan.is_direct:
@@ -50,7 +57,7 @@ class FieldFiller:
             else:
                 self._reader.read_stored(self._name, samples, out)
             return
-        geometry = self._plan_geometry(samples, epoch)
+        geometry = self._plan_geometry(samples, seed, epoch)
         if self._is_small or decoded is not None:
             rows = np.empty((len(samples), *plan.field.shape), self._stored_dtype)
             if decoded is not None:
@@ -66,12 +73,12 @@ class FieldFiller:
         for row, value in stored:
             self._finish_row(value, out[row], geometry, row, plan)
 
-    def _plan_geometry(self, samples: Samples, epoch: int) -> Geometry | None:
+    def _plan_geometry(self, samples: Samples, seed: int, epoch: int) -> Geometry | None:
         field = self._delivery.field
         if not self._delivery.augment:
             return None
         height, width = field.shape[1:] if field.layout == "CHW" else field.shape[:2]
-        return plan_geometry(self._delivery.augment, (height, width), self._seed, epoch, samples)
+        return plan_geometry(self._delivery.augment, (height, width), seed, epoch, samples)
 
     def _finish_row(self, stored: Array, out: Array, geometry: Geometry | None, row: int, plan: Delivery) -> None:
         """Take one decoded sample through the steps it needs; the last step writes into the batch."""

@@ -16,14 +16,15 @@ from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine, default_threads
 from h5cache.load.epoch import EpochRun, RunParts, plan_decoded
 from h5cache.load.memory import BatchMemory
+from h5cache.load.notebook import loader_html
 from h5cache.load.options import check_whole
 from h5cache.load.order import EpochOrder, Order
 from h5cache.load.quality import ShuffleQuality, shuffle_quality
-from h5cache.load.read import ReadCounters, SampleReader
+from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
-from h5cache.load.show import loader_html
 from h5cache.load.state import LoaderState
 from h5cache.load.stats import LoaderStats
+from h5cache.load.threads import ReadCounters
 
 __all__ = ["Loader"]
 
@@ -110,7 +111,9 @@ class Loader:
             order, start = self._order.epoch(self._next_epoch), 0
         self._next_epoch = order.epoch + 1
         self._counted = self._reader.counters()
-        self._run = EpochRun(order, range(start, order.num_batches), self._parts(order, start))
+        batches, engine = range(start, order.num_batches), self._running_engine()
+        ahead = self._prefetch if engine.num_threads else 0
+        self._run = EpochRun(order, batches, engine, self._parts(order, batches, ahead))
         return self._deliver(self._run)
 
     def state_dict(self) -> dict[str, Any]:
@@ -214,20 +217,15 @@ class Loader:
         if stats.waited_share > COLD_READ_SHARE:
             engine.grow(min(2 * engine.num_threads, COLD_THREADS_PER_CORE * self._num_threads()))
 
-    def _parts(self, order: EpochOrder, start: int) -> RunParts:
-        engine = self._running_engine()
-        ahead = self._prefetch if engine.num_threads else 0
+    def _parts(self, order: EpochOrder, batches: range, ahead: int) -> RunParts:
         sample_nbytes = sum(
             int(np.prod(plan.shape, dtype=np.int64)) * plan.memory_dtype.itemsize
             for plan in self._recipe.deliveries.values()
         )
         return RunParts(
-            engine=engine,
             recipe=self._recipe,
             fillers=self._fillers,
-            decoded=plan_decoded(
-                self._reader, self._recipe, order, range(start, order.num_batches), ahead, self._window_nbytes
-            ),
+            decoded=plan_decoded(self._reader, self._recipe, order, batches, ahead, self._window_nbytes),
             memory=self._memory,
             device=self._device,
             piece_rows=max(1, PIECE_NBYTES // max(1, sample_nbytes)),

@@ -146,7 +146,7 @@ class LoaderOptions:
             for name in names
         }
         as_dict = as_dict if self.as_dict is None else self.as_dict
-        return BatchRecipe(deliveries, self.seed, as_dict, self.transform)
+        return BatchRecipe(deliveries, as_dict, self.transform)
 
     def plan_memory(self, max_idle: int) -> BatchMemory:
         """Return where batches live: pinned where asked for and possible, else recycled."""

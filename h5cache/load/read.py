@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from time import perf_counter_ns
 from typing import Any
@@ -15,25 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from h5cache.codecs import BlockDecoder
-from h5cache.errors import ChecksumError, CodecError, H5CacheError
+from h5cache.errors import ChecksumError, CodecError
 from h5cache.format import hdf5
 from h5cache.format.chunks import is_rewritten
 from h5cache.format.encode import checksum
 from h5cache.format.manifest import refresh_shard
-from h5cache.format.open import read_dataset_index
 from h5cache.format.storage import THROUGH_HDF5, DatasetInfo, FieldStorage
+from h5cache.load.checks import BlockChecks
+from h5cache.load.mapped import MappedFiles
+from h5cache.load.places import by_shard, chunk_in_shard, describe_block, first_block, first_sample
 from h5cache.load.plan import BlockPlan, plan_blocks
+from h5cache.load.threads import ReadCounters, ThreadState
 from h5cache.quantise import expand
 from h5cache.store.local import LocalStore
 from h5cache.store.memory import MemoryStore
 
-__all__ = ["VERIFY_MODES", "ReadCounters", "SampleReader"]
+__all__ = ["SampleReader"]
 
 log = logging.getLogger(__name__)
-
-#: When stored bytes are checked: a block's first read in this process, every read, or ("never") only the first read
-#: from each chunk, which tells one that was moved or rewritten from ours.
-VERIFY_MODES = ("first", "always", "never")
 
 #: Where bytes are read from: the files, by pread; "mapped": raw fields by mmap; copies of the files in memory
 #: ("stored"); or memory that holds every sample decoded.
@@ -49,33 +46,23 @@ Samples = npt.NDArray[np.int64]
 Decode = Callable[[Bytes, int, Bytes], None]
 
 
-@dataclass
-class ReadCounters:
-    """What one thread has done: stored bytes read, and nanoseconds in pread and in decoding."""
-
-    nbytes: int = 0
-    read_ns: int = 0
-    decode_ns: int = 0
-
-
 class SampleReader:
     """Read samples of a dataset by number. Thread-safe; pickles as paths and tables, without descriptors."""
 
     def __init__(self, info: DatasetInfo, verify: str = "first", keep: str = "files") -> None:
-        if verify not in VERIFY_MODES:
-            raise ValueError(f"verify must be one of {', '.join(VERIFY_MODES)}, got {verify!r}")
         if keep not in KEEP_MODES:
             raise ValueError(f"keep must be one of {', '.join(KEEP_MODES)}, got {keep!r}")
         self._info = info
-        self._verify = verify
+        self._checks = BlockChecks(verify)
         self._keep = keep
         self._start()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"info": self._info, "verify": self._verify, "keep": self._keep}
+        return {"info": self._info, "verify": self._checks.verify, "keep": self._keep}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._info, self._verify, self._keep = state["info"], state["verify"], state["keep"]
+        self._info, self._keep = state["info"], state["keep"]
+        self._checks = BlockChecks(state["verify"])
         self._start()
 
     @property
@@ -89,21 +76,15 @@ class SampleReader:
 
     def sibling(self, verify: str | None = None) -> SampleReader:
         """Return a reader of the same files that counts for itself and knows what this one has checked already."""
-        if verify is not None and verify not in VERIFY_MODES:
-            raise ValueError(f"verify must be one of {', '.join(VERIFY_MODES)}, got {verify!r}")
         other = object.__new__(SampleReader)
         other.__dict__.update(self.__dict__)
-        other._verify = self._verify if verify is None else verify
-        other._start_counting()
+        other._checks = BlockChecks(verify or self._checks.verify, self._checks)
+        other._threads = ThreadState()
         return other
 
     def counters(self) -> ReadCounters:
         """Return what all threads have done so far, summed."""
-        with self._lock:
-            done = list(self._counters)
-        return ReadCounters(
-            sum(one.nbytes for one in done), sum(one.read_ns for one in done), sum(one.decode_ns for one in done)
-        )
+        return self._threads.total()
 
     def warm(self, progress: Callable[[int], Any]) -> None:
         """Read all files once, into nothing: the page cache has them afterwards. `progress` gets bytes."""
@@ -148,7 +129,7 @@ class SampleReader:
         rows, foreign = self._read_foreign(storage, plan)
         for row, stored in zip(foreign.tolist(), rows, strict=True):
             yield row, stored
-        target = self._thread_memory("sample", layout.sample_nbytes)[: layout.sample_nbytes]
+        target = self._threads.memory("sample", layout.sample_nbytes)[: layout.sample_nbytes]
         sample = target.view(layout.stored_dtype).reshape(shape)
         for row in self._read_own_blocks(storage, plan, None, target):
             yield row, sample
@@ -184,13 +165,13 @@ class SampleReader:
         This is the hot path: one preadv and one decode per sample, and as little Python as can be between them.
         """
         decode, prefix = self._decoder(storage)
-        scratch = self._thread_memory("stored", prefix + storage.layout.sample_nbytes)
+        scratch = self._threads.memory("stored", prefix + storage.layout.sample_nbytes)
         sample_nbytes = storage.layout.sample_nbytes
-        counters = self._thread_counters()
-        unchecked = self._unchecked(storage)
+        counters = self._threads.counters()
+        unchecked = self._checks.unchecked(storage)
         checksums = storage.block_checksums
         preadv = os.preadv
-        for shard, members in _by_shard(plan, plan.offsets != THROUGH_HDF5):
+        for shard, members in by_shard(plan, plan.offsets != THROUGH_HDF5):
             with self._store.opened(shard) as descriptor:
                 for row, block, offset, nbytes in zip(
                     members.tolist(),
@@ -214,12 +195,14 @@ class SampleReader:
                             self._reread_block(storage, block, shard, target)
                             yield row
                             continue
-                        self._note_checked(storage, block, shard)
+                        self._checks.note(storage, block, shard)
                     if stored is not target:
                         try:
                             decode(scratch, nbytes, target)
                         except CodecError as exc:
-                            raise ChecksumError(f"{self._where(storage, block, shard)} does not decode: {exc}") from exc
+                            raise ChecksumError(
+                                f"{describe_block(self._info, storage, block, shard)} does not decode: {exc}"
+                            ) from exc
                     done = perf_counter_ns()
                     counters.nbytes += nbytes
                     counters.read_ns += read - began
@@ -250,118 +233,80 @@ class SampleReader:
             self._read_zeros(storage, block, shard, target)
             return
         decode, prefix = self._decoder(storage)
-        scratch = self._thread_memory("stored", prefix + storage.layout.block_nbytes)
+        scratch = self._threads.memory("stored", prefix + storage.layout.block_nbytes)
         stored = target if nbytes == target.size else scratch[prefix : prefix + nbytes]
-        counters = self._thread_counters()
         began = perf_counter_ns()
         self._store.read_into(shard, int(plan.offsets[row]), stored)
         read = perf_counter_ns()
-        if not self._is_intact(storage, block, shard, stored):
+        if not self._checks.is_intact(storage, block, shard, stored):
             self._reread_block(storage, block, shard, target)
             return
         if stored is not target:
             try:
                 decode(scratch, nbytes, target)
             except CodecError as exc:
-                raise ChecksumError(f"{self._where(storage, block, shard)} does not decode: {exc}") from exc
-        counters.nbytes += nbytes
-        counters.read_ns += read - began
-        counters.decode_ns += perf_counter_ns() - read
+                raise ChecksumError(
+                    f"{describe_block(self._info, storage, block, shard)} does not decode: {exc}"
+                ) from exc
+        self._threads.counters().add(nbytes, began, read)
 
     def read_chunk(self, name: str, chunk: int, out: Array) -> None:
         """Decode a whole chunk, counted over all shards, into `out`: the chunk's shape, in stored dtype."""
         storage = self._info.storage[name]
         layout = storage.layout
         shard = int(np.searchsorted(storage.chunk_starts, chunk, side="right")) - 1
-        first = int(storage.block_starts[shard]) + (chunk - int(storage.chunk_starts[shard])) * layout.blocks_per_chunk
+        first = first_block(storage, chunk, shard)
         if storage.chunk_offsets[chunk] == THROUGH_HDF5:
-            start = self._first_sample(storage, first, shard)
+            start = first_sample(self._info, storage, first, shard)
             count = min(layout.chunk_samples, int(self._info.starts[shard + 1]) - start)
             self.read_stored(name, np.arange(start, start + count), out[:count])
             return
         nbytes = int(storage.chunk_nbytes[chunk])
-        stored = self._thread_memory("chunk", nbytes)[:nbytes]
-        counters = self._thread_counters()
+        stored = self._threads.memory("chunk", nbytes)[:nbytes]
         began = perf_counter_ns()
         self._store.read_into(shard, int(storage.chunk_offsets[chunk]), stored)
         read = perf_counter_ns()
         blocks = slice(first, first + layout.blocks_per_chunk)
-        unchecked = self._unchecked(storage)
+        unchecked = self._checks.unchecked(storage)
         if unchecked is not None and unchecked[blocks].any():
             if layout.is_raw or checksum(stored) != int(storage.chunk_checksums[chunk]):
                 # Block by block: finds out which samples are damaged, or that all are whole.
                 for block in range(blocks.start, blocks.stop):
                     self._check_block(storage, shard, block, out)
                 return
-            if self._verify != "always":
-                unchecked[blocks] = False
+            self._checks.note_chunk(storage, blocks)
         try:
             layout.codec.decode(stored, out)
         except CodecError as exc:
-            raise ChecksumError(f"{self._where(storage, first, shard)} does not decode: {exc}") from exc
-        counters.nbytes += nbytes
-        counters.read_ns += read - began
-        counters.decode_ns += perf_counter_ns() - read
+            raise self._damaged(storage, first, shard, f"does not decode: {exc}") from exc
+        self._threads.counters().add(nbytes, began, read)
 
     def _check_block(self, storage: FieldStorage, shard: int, block: int, chunk: Array) -> None:
         samples = storage.layout.block_samples
         place = (block - int(storage.block_starts[shard])) % storage.layout.blocks_per_chunk
         target = chunk[place * samples : (place + 1) * samples].reshape(-1).view(np.uint8)
-        first = self._first_sample(storage, block, shard)
+        first = first_sample(self._info, storage, block, shard)
         if first >= int(self._info.starts[shard + 1]):
             target.fill(0)  # padding behind the last sample
             return
         plan = plan_blocks(storage, self._info.starts, np.array([first]))
         self._read_block(storage, plan, 0, target)
 
-    def _is_intact(self, storage: FieldStorage, block: int, shard: int, stored: Bytes) -> bool:
-        unchecked = self._unchecked(storage)
-        if unchecked is None or not unchecked[block]:
-            return True
-        if checksum(stored) != int(storage.block_checksums[block]):
-            return False
-        self._note_checked(storage, block, shard)
-        return True
-
     def _read_zeros(self, storage: FieldStorage, block: int, shard: int, target: Bytes) -> None:
         """Fill in a block of which no byte is stored; its chunk, a mark of 172 bytes, must still say that it is so."""
         target.fill(0)
-        unchecked = self._unchecked(storage)
+        unchecked = self._checks.unchecked(storage)
         if unchecked is not None and unchecked[block]:
-            place = int(storage.chunk_starts[shard]) + self._chunk(storage, block, shard)
+            place = int(storage.chunk_starts[shard]) + chunk_in_shard(storage, block, shard)
             if checksum(self._read_stored_chunk(storage, block, shard)) != int(storage.chunk_checksums[place]):
                 self._reread_block(storage, block, shard, target)
                 return
-            self._note_checked(storage, block, shard)
-
-    def _unchecked(self, storage: FieldStorage) -> npt.NDArray[np.bool_] | None:
-        """Which blocks are still to be checked in this process; None where they have no checksums."""
-        if not len(storage.block_checksums):
-            return None
-        # By storage and not by name: after a refresh, a batch that was planned before must not be taken for checked.
-        key = (storage, self._verify == "never")
-        found = self._to_check.get(key)
-        if found is None:
-            found = self._to_check.setdefault(key, np.ones(len(storage.block_checksums), bool))
-        return found
-
-    def _note_checked(self, storage: FieldStorage, block: int, shard: int) -> None:
-        unchecked = self._unchecked(storage)
-        if unchecked is None or self._verify == "always":
-            return
-        if self._verify == "first":
-            unchecked[block] = False
-            return
-        start, stop = storage.block_starts[shard : shard + 2].tolist()
-        if not storage.layout.contiguous:
-            start += self._chunk(storage, block, shard) * storage.layout.blocks_per_chunk
-            stop = start + storage.layout.blocks_per_chunk
-        unchecked[start:stop] = False
+            self._checks.note(storage, block, shard)
 
     def _reread_block(self, storage: FieldStorage, block: int, shard: int, out: Bytes) -> None:
         """The stored bytes are not ours: find out whether they were moved or rewritten, or are damaged."""
         layout = storage.layout
-        first = self._first_sample(storage, block, shard)
+        first = first_sample(self._info, storage, block, shard)
         rows = out.view(layout.stored_dtype).reshape(-1, *layout.field.shape)
         count = min(len(rows), int(self._info.starts[shard + 1]) - first)
         if len(self._info.shards) > 1:
@@ -378,13 +323,16 @@ class SampleReader:
             local = first - int(self._info.starts[shard])
             self._read_through_hdf5(storage, shard, np.arange(local, local + count), rows[:count])
             return
-        raise ChecksumError(
-            f"{self._where(storage, block, shard)} is damaged or was changed: its stored bytes do not match their "
-            "checksum. Restore the file, or convert it again"
+        raise self._damaged(
+            storage, block, shard, "is damaged or was changed: its stored bytes do not match their checksum"
         )
 
+    def _damaged(self, storage: FieldStorage, block: int, shard: int, what: str) -> ChecksumError:
+        where = describe_block(self._info, storage, block, shard)
+        return ChecksumError(f"{where} {what}. Restore the file, or convert it again")
+
     def _read_stored_chunk(self, storage: FieldStorage, block: int, shard: int) -> bytes:
-        place = int(storage.chunk_starts[shard]) + self._chunk(storage, block, shard)
+        place = int(storage.chunk_starts[shard]) + chunk_in_shard(storage, block, shard)
         return self._store.read(shard, int(storage.chunk_offsets[place]), int(storage.chunk_nbytes[place]))
 
     def _read_foreign(self, storage: FieldStorage, plan: BlockPlan) -> tuple[Array, Samples]:
@@ -392,7 +340,7 @@ class SampleReader:
         wanted = plan.offsets == THROUGH_HDF5
         rows = np.flatnonzero(wanted)
         values = np.empty((len(rows), *storage.layout.field.shape), storage.layout.stored_dtype)
-        for shard, members in _by_shard(plan, wanted):
+        for shard, members in by_shard(plan, wanted):
             place = np.searchsorted(rows, members)
             part = np.empty((len(members), *values.shape[1:]), values.dtype)
             self._read_through_hdf5(storage, shard, plan.local[members], part)
@@ -407,20 +355,6 @@ class SampleReader:
     def _path(self, shard: int) -> str:
         return self._store.path(shard)
 
-    def _chunk(self, storage: FieldStorage, block: int, shard: int) -> int:
-        if storage.layout.contiguous:
-            return 0
-        return (block - int(storage.block_starts[shard])) // storage.layout.blocks_per_chunk
-
-    def _first_sample(self, storage: FieldStorage, block: int, shard: int) -> int:
-        in_shard = (block - int(storage.block_starts[shard])) * storage.layout.block_samples
-        return int(self._info.starts[shard]) + in_shard
-
-    def _where(self, storage: FieldStorage, block: int, shard: int) -> str:
-        first = self._first_sample(storage, block, shard)
-        stop = min(first + storage.layout.block_samples, int(self._info.starts[shard + 1]))
-        return describe_place(self._info, shard, storage.name, self._chunk(storage, block, shard), first, stop)
-
     def _decoder(self, storage: FieldStorage) -> tuple[Decode, int]:
         """Return the function that decodes one block, and the bytes it wants free in front of the stored ones."""
         decoder = self._decoders.get(storage.name)
@@ -428,38 +362,17 @@ class SampleReader:
             decoder = self._decoders[storage.name] = storage.layout.codec.block_decoder(storage.block_header)
         return decoder.decode_prefixed, decoder.prefix_nbytes
 
-    def _thread_memory(self, use: str, nbytes: int) -> Bytes:
-        """This thread's memory for one use, at least `nbytes`."""
-        memory: Bytes | None = getattr(self._local, use, None)
-        if memory is None or memory.size < nbytes:
-            memory = np.empty(nbytes + nbytes // 4, np.uint8)
-            setattr(self._local, use, memory)
-        return memory
-
-    def _thread_counters(self) -> ReadCounters:
-        counters: ReadCounters | None = getattr(self._local, "counters", None)
-        if counters is None:
-            counters = self._local.counters = ReadCounters()
-            with self._lock:
-                self._counters.append(counters)
-        return counters
-
     def _start(self) -> None:
         self._store = MemoryStore(self._info.shards) if self._keep == "stored" else LocalStore(self._info.shards)
-        self._maps: dict[int, Bytes] = {}
+        self._maps = MappedFiles(self._store)
         self._decoders: dict[str, BlockDecoder] = {}
-        self._to_check: dict[tuple[FieldStorage, bool], npt.NDArray[np.bool_]] = {}
+        self._checks = BlockChecks(self._checks.verify)
+        self._threads = ThreadState()
         self._resident = dict(self._info.resident)
-        self._start_counting()
         if self._keep == "decoded":
             for name in self._info.storage:
                 if name not in self._resident:
                     self._resident[name] = self._decode_all(name)
-
-    def _start_counting(self) -> None:
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        self._counters: list[ReadCounters] = []
 
     def _decode_all(self, name: str) -> Array:
         layout = self._info.storage[name].layout
@@ -470,54 +383,15 @@ class SampleReader:
         return rows
 
     def _read_mapped(self, storage: FieldStorage, plan: BlockPlan, out: Bytes) -> None:
-        """Copy raw samples out of the mapped file: no system call, but a file cut short meanwhile kills the process."""
-        unchecked = self._unchecked(storage)
-        for shard, members in _by_shard(plan, plan.offsets != THROUGH_HDF5):
-            mapped = self._maps.get(shard)
-            if mapped is None:
-                self._store.check_same(shard)
-                mapped = self._maps.setdefault(shard, np.memmap(self._path(shard), np.uint8, mode="r"))
-            nbytes = storage.layout.sample_nbytes
+        """Copy raw samples out of the mapped files, and check those that have not been checked yet."""
+        unchecked = self._checks.unchecked(storage)
+        for shard, members in by_shard(plan, plan.offsets != THROUGH_HDF5):
             began = perf_counter_ns()
-            if storage.layout.contiguous:
-                base = int(storage.chunk_offsets[storage.chunk_starts[shard]])
-                count = int(self._info.starts[shard + 1] - self._info.starts[shard])
-                rows = mapped[base : base + count * nbytes].reshape(count, nbytes)
-                if len(members) == len(out):
-                    np.take(rows, plan.local, axis=0, out=out, mode="clip")
-                else:
-                    out[members] = rows[plan.local[members]]
-            else:
-                for row, offset in zip(members.tolist(), plan.offsets[members].tolist(), strict=True):
-                    out[row] = mapped[offset : offset + nbytes]
-            counters = self._thread_counters()
-            counters.nbytes += nbytes * len(members)
-            counters.read_ns += perf_counter_ns() - began
+            self._maps.copy(storage, plan, shard, members, out)
+            self._threads.counters().add(storage.layout.sample_nbytes * len(members), began, perf_counter_ns())
             if unchecked is None:
                 continue
             for row in members[unchecked[plan.blocks[members]]].tolist():
-                if not self._is_intact(storage, int(plan.blocks[row]), shard, out[row]):
-                    self._reread_block(storage, int(plan.blocks[row]), shard, out[row])
-
-
-def _by_shard(plan: BlockPlan, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, Samples]]:
-    """Yield each shard with the rows that are wanted from it."""
-    rows = np.flatnonzero(wanted)
-    shards = plan.shards[rows]
-    if len(rows) and shards.min() == shards.max():
-        yield int(shards[0]), rows
-        return
-    for shard in np.unique(shards).tolist():
-        yield shard, rows[shards == shard]
-
-
-def describe_place(info: DatasetInfo, shard: int, field: str, chunk: int, start: int, stop: int) -> str:
-    """Say where samples lie, with their keys: what a person needs to find a damaged one."""
-    try:
-        keys: Sequence[str] = read_dataset_index(info)["key"][start:stop].tolist()
-    except (H5CacheError, OSError):
-        keys = []
-    named = [key for key in keys if key]
-    span = f"sample {start}" if stop - start == 1 else f"samples {start} to {stop - 1}"
-    key = f" (key {named[0]!r}{f' to {named[-1]!r}' if len(named) > 1 else ''})" if named else ""
-    return f"{info.shards[shard].path}: field {field!r}, chunk {chunk}, {span}{key}"
+                block = int(plan.blocks[row])
+                if not self._checks.is_intact(storage, block, shard, out[row]):
+                    self._reread_block(storage, block, shard, out[row])

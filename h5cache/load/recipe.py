@@ -22,12 +22,11 @@ class BatchRecipe:
     """What a batch consists of. `transform` gets the batch as it is delivered and returns what is delivered."""
 
     deliveries: Mapping[str, Delivery]
-    seed: int
     as_dict: bool
     transform: Callable[[Any], Any] | None = None
 
     def fillers(self, reader: SampleReader) -> dict[str, FieldFiller]:
-        return {name: FieldFiller(reader, name, plan, self.seed) for name, plan in self.deliveries.items()}
+        return {name: FieldFiller(reader, name, plan) for name, plan in self.deliveries.items()}
 
     def take_memory(self, memory: BatchMemory, count: int) -> dict[str, tuple[npt.NDArray[Any], torch.Tensor]]:
         """Return, for each field, memory for `count` samples as an array and as a tensor."""

@@ -1,7 +1,4 @@
-"""A dataset to look at: pictures scaled for the eye, a grid with labels, what notebooks show of datasets and loaders.
-
-Reads few samples. Nothing here needs matplotlib: OpenCV encodes the pictures, HTML lays them out.
-"""
+"""Some samples of a dataset as pictures with words: tiles, and a grid of them that shows and saves itself."""
 
 from __future__ import annotations
 
@@ -14,53 +11,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.errors import H5CacheError
 from h5cache.format.open import read_dataset_index
 from h5cache.format.storage import DatasetInfo
-from h5cache.load.order import Order
+from h5cache.load.picture import Pixels, Span, encode_picture, picture_axes, shrink, to_display
 from h5cache.load.read import SampleReader
-from h5cache.load.recipe import BatchRecipe
-from h5cache.load.stats import LoaderStats
-from h5cache.markup import Bar, Series, bars, data_uri, escape, figure, histogram_chart, in_notebook, table
+from h5cache.markup import data_uri, escape, in_notebook
 from h5cache.schema import Field
-from h5cache.terminal import describe_error, format_count, format_nbytes, format_ratio
 
 __all__ = [
     "Preview",
     "Shown",
     "Tile",
-    "as_numbers",
-    "class_bars",
-    "dataset_html",
-    "display_span",
     "find_label_field",
     "find_picture_field",
-    "loader_html",
+    "label_words",
     "make_preview",
     "make_tiles",
-    "picture_axes",
     "read_rows",
-    "to_display",
 ]
 
-#: Longest side of a picture in a grid: twice what is shown, for screens of high density.
-THUMB_SIDE = 160
 #: Pictures up to this side are shown pixel by pixel.
 PIXEL_SIDE = 64
-#: Photographs in a page: no visible loss at this size, a third of the bytes of PNG.
-JPEG_QUALITY = 85
-#: A sample of two dimensions is taken for a grey picture from this side up, and to this ratio of its sides.
-GREY_SIDE, GREY_ASPECT = 8, 4
-#: Classes that have a bar each; more are drawn as one curve.
-SHOWN_CLASSES = 20
-#: Pictures in the strip of a notebook's output.
-STRIP = 10
 
 Samples = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
-Pixels = npt.NDArray[np.uint8]
-#: Of each channel, the value that is black and the value that is full bright.
-Span = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,102 +165,6 @@ def find_picture_field(schema: Mapping[str, Field]) -> str | None:
     return next((name for name, field in schema.items() if picture_axes(field) is not None), None)
 
 
-def picture_axes(field: Field) -> str | None:
-    """Return how a sample is a picture: "CHW", "HWC", "HW" (two dimensions, grey), or None.
-
-    >>> picture_axes(Field("uint8", (28, 28))), picture_axes(Field("float32", (512,)))
-    ('HW', None)
-    """
-    if field.layout is not None:
-        return field.layout
-    if len(field.shape) == 2:
-        short, long = sorted(field.shape)
-        return "HW" if short >= GREY_SIDE and long <= GREY_ASPECT * short else None
-    return None
-
-
-def as_numbers(rows: Array, field: Field) -> Array:
-    """Return stored values as numbers one can reckon with: bfloat16 bits become float32, truth values 0 and 1."""
-    if field.dtype == "bfloat16":
-        return (rows.astype(np.uint32) << 16).view(np.float32)
-    return rows.astype(np.uint8) if field.dtype == "bool" else rows
-
-
-def to_display(rows: Array, field: Field, span: Span | None = None) -> list[Pixels]:
-    """Return samples as pictures for the eye: uint8, (height, width, 1 or 3). NaN is shown black.
-
-    8-bit pixels stay as they are; others are stretched over `span`, by default the `display_span` of these samples.
-    """
-    values = _channels_last(rows, field)
-    if values.dtype != np.uint8:
-        low, high = display_span(rows, field) if span is None else span
-        with np.errstate(invalid="ignore", over="ignore"):
-            scaled = (values.astype(np.float32) - low) * np.where(high > low, 255 / np.maximum(high - low, 1e-30), 0)
-        values = np.clip(np.nan_to_num(scaled, nan=0, posinf=255, neginf=0), 0, 255).round().astype(np.uint8)
-    elif field.dtype == "bool":
-        values = values * np.uint8(255)
-    return [np.ascontiguousarray(one) for one in values]
-
-
-def display_span(rows: Array, field: Field) -> Span:
-    """Return which values of each channel are black and full bright.
-
-    Floats of 0..1 are taken for what they are. Anything else spans its least to its largest value but for 0.1 % at
-    either end, each channel by itself: for normalised pictures that undoes the normalisation.
-    """
-    values = _channels_last(rows, field).astype(np.float32)
-    low, high = np.zeros(values.shape[-1], np.float32), np.ones(values.shape[-1], np.float32)
-    spans = []
-    for channel in range(values.shape[-1]):
-        known = values[..., channel]
-        known = known[np.isfinite(known)]
-        spans.append(
-            np.percentile(known[:: max(1, known.size // 200_000)], (0, 0.1, 99.9, 100)) if known.size else None
-        )
-    floats = field.dtype in ("float16", "float32", "float64", "bfloat16")
-    if floats and all(span is None or (span[0] >= 0 and span[3] <= 1) for span in spans):
-        return low, high
-    for channel, span in enumerate(spans):
-        if span is not None:
-            low[channel], high[channel] = span[1:3]
-    return low, high
-
-
-def _channels_last(rows: Array, field: Field) -> Array:
-    """Return (samples, height, width, 1 or 3) numbers; of four channels the first three."""
-    axes, values = picture_axes(field), as_numbers(rows, field)
-    if axes == "CHW":
-        values = values.transpose(0, 2, 3, 1)
-    elif axes == "HW":
-        values = values[..., np.newaxis]
-    return values[..., :3] if values.shape[-1] >= 3 else values[..., :1]
-
-
-def shrink(pixels: Pixels, side: int = THUMB_SIDE) -> Pixels:
-    """Return a picture whose longest side is at most `side`; a smaller one as it is."""
-    import cv2
-
-    height, width, channels = pixels.shape
-    if max(height, width) <= side:
-        return pixels
-    scale = side / max(height, width)
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_AREA), np.uint8).reshape(
-        size[1], size[0], channels
-    )
-
-
-def encode_picture(pixels: Pixels, kind: str) -> bytes:
-    """Return a picture (RGB or grey) as the bytes of a PNG or JPEG file."""
-    import cv2
-
-    options = [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY] if kind == "jpeg" else []
-    coded, data = cv2.imencode(f".{kind}", pixels[..., ::-1] if pixels.shape[-1] == 3 else pixels, options)
-    if not coded:
-        raise ValueError(f"OpenCV could not encode a picture of {pixels.shape} as {kind}")
-    return bytes(data)
-
-
 def read_rows(shown: Shown, name: str, samples: Samples) -> Array:
     """Return samples (numbers in the dataset) as they are stored."""
     field = shown.info.schema[name]
@@ -357,140 +235,3 @@ def _choose(total: int, count: int, seed: int | None) -> Samples:
 
 def _keys(shown: Shown, samples: Samples) -> Array | None:
     return None if shown.info.is_foreign else read_dataset_index(shown.info)["key"][samples]
-
-
-def class_bars(counts: Sequence[tuple[str, int]], shown: int = SHOWN_CLASSES) -> str:
-    """Return the histogram of classes: a bar each, or, of many, the largest and a curve of all."""
-    if len(counts) <= shown:
-        return bars([Bar(name, count, f"{count:,}") for name, count in counts])
-    ranked = sorted(counts, key=lambda one: -one[1])
-    top = ranked[: shown // 2]
-    rest = sum(count for _, count in ranked[len(top) :])
-    most = ranked[0][1]
-    listed = bars([Bar(name, count, f"{count:,}") for name, count in top], most)
-    note = f"and {len(ranked) - len(top):,} smaller ones with {rest:,} samples"
-    chart = histogram_chart(
-        [Series("samples", _thin([count for _, count in ranked]))],
-        [
-            (0, f"largest: {most:,}"),
-            (0.5, f"middle: {ranked[len(ranked) // 2][1]:,}"),
-            (1, f"least: {ranked[-1][1]:,}"),
-        ],
-        f"Samples of each of {len(ranked):,} classes, largest first",
-        cut_spikes=False,
-    )
-    return f'{listed}<p class="h5c-muted">{note}</p>' + figure(chart, f"all {len(ranked):,} classes, largest first")
-
-
-def _thin(values: Sequence[int], most: int = 200) -> list[float]:
-    """Return at most `most` values, each the mean of its neighbours: more columns than pixels draw nothing."""
-    parts = np.array_split(np.asarray(values, np.float64), min(most, len(values)))
-    return [float(part.mean()) for part in parts]
-
-
-def dataset_html(shown: Shown) -> str:
-    """Return what a notebook shows of a dataset: fields, sizes, ratio, a strip of pictures, classes."""
-    info = shown.info
-    raw = sum(field.sample_nbytes for field in info.schema.values()) * info.num_samples
-    disk = sum({file.path: file.identity.nbytes for file in (*info.shards, info.index_file) if file}.values())
-    words = [f"{shown.num_samples:,} of {info.num_samples:,} samples"] if shown.selected is not None else []
-    words = words or [format_count(info.num_samples, "sample")]
-    words.append(f"{format_nbytes(disk)} on disk")
-    if info.num_samples and disk and raw >= disk:
-        words.append(f"{format_ratio(raw / disk)} smaller than the tensors ({format_nbytes(raw)})")
-    if len(info.shards) > 1:
-        words.append(f"{len(info.shards):,} shards")
-    if info.is_foreign:
-        words.append("an HDF5 file that h5cache did not write: read through libhdf5")
-    rows = []
-    for name in shown.fields:
-        storage = info.storage[name]
-        field, layout = storage.layout.field, storage.layout
-        raw_nbytes = info.num_samples * field.sample_nbytes
-        ratio = format_ratio(raw_nbytes / storage.stored_nbytes) if storage.stored_nbytes else "-"
-        how = "through libhdf5" if info.is_foreign else layout.codec.name
-        how = f"exact 8-bit codes, {how}" if layout.codes else how
-        rows.append((name, field.dtype, shape_words(field), format_nbytes(storage.stored_nbytes), ratio, how))
-    parts = [
-        f"<h4>{escape(os.path.basename(info.path))}</h4>",
-        f'<p class="h5c-muted">{escape(" · ".join(words))}</p>',
-        table(("field", "dtype", "shape", "stored", "ratio", "stored as"), rows, numeric=(3, 4)),
-    ]
-    try:
-        parts += [_strip_html(shown), _classes_html(shown)]
-    except (H5CacheError, OSError) as exc:  # a notebook must still say what the object is
-        parts.append(f'<p class="h5c-muted">its samples cannot be read: {escape(describe_error(exc))}</p>')
-    return in_notebook("".join(parts))
-
-
-def shape_words(field: Field) -> str:
-    """Return "3x224x224 CHW", "scalar"."""
-    words = "x".join(map(str, field.shape)) or "scalar"
-    return f"{words} {field.layout}" if field.layout else words
-
-
-def _strip_html(shown: Shown) -> str:
-    schema = shown.info.schema
-    if not shown.num_samples or find_picture_field({name: schema[name] for name in shown.fields}) is None:
-        return ""
-    preview = make_preview(shown, STRIP, None, 0, None)
-    return f'<ul class="h5c-strip">{"".join(tile.to_html() for tile in preview.tiles)}</ul>'
-
-
-def _classes_html(shown: Shown) -> str:
-    labels, classes = shown.labels(), shown.info.classes
-    if labels is None or not len(labels):
-        return ""
-    values, counts = np.unique(labels, return_counts=True)
-    if not classes and len(values) > max(1, len(labels) // 2):
-        return ""  # numbers, not classes
-    found = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    numbers = [*range(len(classes)), *(value for value in found if not 0 <= value < len(classes))]
-    named = [(label_words(number, classes), found.get(number, 0)) for number in numbers]
-    return f'<p class="h5c-muted">{format_count(len(named), "class", "classes")}</p>{class_bars(named)}'
-
-
-def loader_html(path: str, order: Order, recipe: BatchRecipe, num_batches: int, stats: LoaderStats) -> str:
-    """Return what a notebook shows of a loader: batches, what is delivered, the order, and how the last epoch went."""
-    shuffles: dict[Any, str] = {
-        False: "in the order stored",
-        "full": f"full shuffle, seed {order.seed}",
-        "chunk": f"chunk shuffle in {order.lanes} lanes, windows of {format_count(order.window, 'chunk')}, "
-        f"seed {order.seed}",
-    }
-    words = [
-        f"{order.population.num_samples:,} samples in {format_count(num_batches, 'batch', 'batches')} "
-        f"of {order.batch_size:,}",
-        shuffles[order.shuffle],
-        format_count(stats.threads, "thread"),
-    ]
-    if order.world_size > 1:
-        words.append(f"rank {order.rank} of {order.world_size}")
-    rows = []
-    for name, plan in recipe.deliveries.items():
-        dtype = plan.dtype if plan.cast is None else plan.cast
-        shape = (plan.shape[2], plan.shape[0], plan.shape[1]) if plan.channels_last else plan.shape
-        memory = "channels_last" if plan.channels_last else "contiguous"
-        more = [type(step).__name__ for step in plan.augment] + (["normalised"] if plan.normalize else [])
-        if plan.table is not None and plan.field.dtype != str(dtype).removeprefix("torch."):
-            more.append(f"{plan.field.dtype} by table")
-        delivered = f"({', '.join(map(str, ('N', *shape)))}{'' if shape else ','})"
-        rows.append((name, str(dtype), delivered, memory, ", ".join(more) or "-"))
-    parts = [
-        f"<h4>Loader of {escape(os.path.basename(path))}</h4>",
-        f'<p class="h5c-muted">{escape(" · ".join(words))}</p>',
-        table(("field", "delivered as", "shape", "memory", "on the way"), rows),
-    ]
-    if stats.batches:
-        parts.append(f'<p class="h5c-muted">last epoch: {escape(stats)}</p>')
-        parts.append(
-            bars(
-                [
-                    Bar("the loop waited", stats.waited_share, f"{stats.waited_share:.0%} of its time"),
-                    Bar("threads read", stats.read_share, f"{stats.read_share:.0%}", quiet=True),
-                    Bar("threads decoded", stats.decode_share, f"{stats.decode_share:.0%}", quiet=True),
-                ],
-                most=1.0,
-            )
-        )
-    return in_notebook("".join(parts))

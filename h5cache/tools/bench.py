@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import statistics
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from h5cache.tools.bench_result import (
     OrderQuality,
     StepWait,
 )
-from h5cache.tools.measure import Delivery, Feed, measure_cold, measure_waiting, measure_warm
+from h5cache.tools.measure import Delivery, Feed, describe_load, measure_cold, measure_waiting, measure_warm
 from h5cache.tools.present import PREFETCH_FACTOR, Present, make_dataloader, open_present
 
 __all__ = ["bench_dataset", "default_threads", "plan_samples"]
@@ -70,7 +71,7 @@ def bench_dataset(
     options = options or BenchOptions()
     options = replace(options, threads=options.threads or default_threads())
     info = open_dataset(path)
-    notes: list[str] = []
+    notes = [note for note in (describe_load(usable_cores()),) if note]
     with _noting(notes), H5TensorDataset(path) as dataset:
         count = plan_samples(len(dataset), sum(field.sample_nbytes for field in info.schema.values()))
         if count < len(dataset):
@@ -286,4 +287,6 @@ def _naming_bad_samples() -> Iterator[None]:
     except BadSampleError as exc:
         # A worker's exception comes with its traceback as text; its last line is the reason.
         reason = str(exc).strip().splitlines()[-1].rpartition("BadSampleError: ")[2]
+        # Its frames hold the DataLoader's iterator: left to the garbage collector, that waits 5 s for its workers.
+        traceback.clear_frames(exc.__traceback__)
         raise SourceError(f"one of your files cannot be read: {reason}; h5cache convert lists all such files") from exc

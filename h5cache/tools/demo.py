@@ -18,7 +18,7 @@ from h5cache.load.dataset import H5TensorDataset
 from h5cache.load.loader import PREFETCH
 from h5cache.terminal import Console
 from h5cache.tools.demo_files import PtFolders, ZippedSamples, save_tensors
-from h5cache.tools.measure import Feed, measure_warm
+from h5cache.tools.measure import Feed, describe_load, measure_warm
 from h5cache.tools.pictures import write_class_folders
 from h5cache.tools.present import PREFETCH_FACTOR, PtSamples, SourceSamples, make_dataloader
 from h5cache.tools.training import Trainer, Training, make_network, num_turns, train_in_turn
@@ -71,11 +71,14 @@ class DemoResult:
     seconds_train: float
     #: From the float32 `.pt` files, and from h5cache.
     trainings: tuple[Training, Training]
+    #: What to know of the machine; empty: nothing.
+    note: str = ""
 
 
 def run_demo(folder: str, options: DemoOptions, console: Console) -> DemoResult:
     """Do all of it in `folder`, which must be there; progress goes to the console's terminal."""
     cores = usable_cores()
+    note = describe_load(cores)
     pictures, out = os.path.join(folder, "pictures"), os.path.join(folder, "demo.h5")
     with console.progress(options.num_samples, "making pictures", "picture") as bar:
         classes = write_class_folders(pictures, options.num_samples, options.seed, bar.update, cores)
@@ -103,6 +106,7 @@ def run_demo(folder: str, options: DemoOptions, console: Console) -> DemoResult:
         num_parameters=network_size,
         seconds_train=options.seconds_train,
         trainings=trainings,
+        note=note,
     )
 
 

@@ -36,6 +36,7 @@ def format_demo(result: DemoResult, style: Style = PLAIN, *, unicode: bool = Tru
             _training_table(result.trainings, style, unicode),
             "",
             style.bold(style.green(_verdict(result))),
+            *([style.dim(f"note: {result.note}")] if result.note else []),
         ]
     )
 
@@ -57,7 +58,7 @@ def sparkline(values: Sequence[float], unicode: bool = True) -> str:
     """Return a curve from 0 to the highest value, one character each.
 
     >>> sparkline([1.4, 0.7, 0.1])
-    '█▄▁'
+    '█▅▁'
     """
     if not unicode or not values:
         return ""
@@ -93,7 +94,7 @@ def _forms_table(result: DemoResult, style: Style, unicode: bool) -> str:
 def _exactness(result: DemoResult) -> str:
     how = "bit for bit" if result.is_exact else "but for rounding"
     return (
-        f"  h5cache delivers the tensors of .pt float32 {how}, normalised on the fly.\n"
+        f"  h5cache keeps uint8 and delivers the float32 of the .pt files, {how}.\n"
         "  JPEG is small too, but is decoded and scaled anew in every epoch."
     )
 

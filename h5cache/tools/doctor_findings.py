@@ -192,7 +192,7 @@ def _zeros(fields: Mapping[str, FieldLooks], scale: float) -> Iterator[Finding]:
         f"{parts} of the elements of {which} are zero, and neither torch.save nor np.save compresses",
         round(scale * wasted),
         "a compressor stores runs of zeros in next to nothing",
-        "compress; h5cache does, and decodes faster than a disk reads the zeros",
+        "compress them: h5cache does, sample by sample, and decodes in threads",
         num_files,
         (),
     )
@@ -212,8 +212,8 @@ def _small_files(files: TensorFiles, looks: Sequence[FileLook], scale: float) ->
         f"{count:,} small files",
         f"one file per sample of {format_nbytes(held)}: every epoch opens each of them, in random order",
         round(overhead + slack),
-        f"headers and half-filled disk blocks; and time: {format_duration(load_s)} to open and load one (measured), "
-        f"{format_duration(load_s * count)} an epoch, far more from a cold disk",
+        "headers and half-filled disk blocks; and time: "
+        f"{format_duration(load_s)} to open and load one, measured here: {format_duration(load_s * count)} an epoch",
         "one file for all samples; h5cache writes one .h5, or a folder of a few shards",
         len(looks),
         (),
@@ -270,7 +270,7 @@ def _strides(fields: Mapping[str, FieldLooks], looks: Sequence[FileLook]) -> Ite
         f"permute(), transpose() or a slice before saving: torch.save keeps the strides of {_field_words(names)}, "
         f"here {formats}",
         0,
-        "no bytes, but time: every batch is rearranged element by element, or convolutions run in a slow layout",
+        "no bytes, but time: batches are rearranged element by element, or layers run in a slow memory format",
         "x.contiguous() before saving; batches of h5cache are contiguous, or channels_last where asked for",
         len(odd),
         _examples(odd),

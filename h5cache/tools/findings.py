@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from h5cache.terminal import format_count, format_nbytes, format_ratio
+from h5cache.tools.duplicates import Duplicates
 from h5cache.tools.inspect import ClassFacts, Inspection
-from h5cache.tools.survey import Duplicates, FieldValues, ShuffleSurvey, window_nbytes
+from h5cache.tools.mixing import ShuffleSurvey, window_nbytes
+from h5cache.tools.survey import FieldValues
 
 __all__ = ["CHECKED", "Finding", "find_problems"]
 
@@ -19,6 +21,8 @@ __all__ = ["CHECKED", "Finding", "find_problems"]
 IMBALANCE = 10
 #: Label entropy of batches, relative to a true shuffle, below which training may suffer.
 ENOUGH_ENTROPY = 0.9
+#: Keys that are compared with each other: sorting more takes gigabytes.
+MOST_KEYS = 2_000_000
 #: Samples that a finding shows or names.
 NAMED = 8
 
@@ -285,6 +289,8 @@ def _keys(inspection: Inspection, keys: npt.NDArray[Any] | None) -> list[Finding
     found = []
     if missing:
         found.append(Finding("warn", f"{format_count(missing, 'sample')} without a key", "The others have one."))
+    if len(keys) > MOST_KEYS:
+        return found
     named, counts = np.unique(keys[keys != ""], return_counts=True)
     if (counts > 1).any():
         twice = named[counts > 1]

@@ -15,6 +15,7 @@ __all__ = [
     "Delivery",
     "Feed",
     "cpu_seconds",
+    "describe_load",
     "drop_page_cache",
     "measure_cold",
     "measure_waiting",
@@ -190,6 +191,14 @@ def cpu_seconds() -> float | None:
             return None
         total += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
     return total
+
+
+def describe_load(cores: int) -> str:
+    """Say that other programs are at work here, before measuring; empty where the machine is idle enough."""
+    if not hasattr(os, "getloadavg") or os.getloadavg()[0] < cores:
+        return ""
+    load = f"{os.getloadavg()[0]:.1f} on {cores} core" + ("s" if cores > 1 else "")
+    return f"other programs kept this machine busy (load {load}): an idle one shows higher and steadier figures"
 
 
 def drop_page_cache(paths: Sequence[str]) -> bool:

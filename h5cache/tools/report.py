@@ -13,31 +13,15 @@ import numpy.typing as npt
 from h5cache.errors import ChecksumError
 from h5cache.format.open import open_dataset, read_dataset_index
 from h5cache.load.dataset import H5TensorDataset
+from h5cache.load.picture import Span, display_span
 from h5cache.load.read import SampleReader
-from h5cache.load.show import (
-    Shown,
-    Span,
-    Tile,
-    display_span,
-    find_label_field,
-    find_picture_field,
-    make_tiles,
-    read_rows,
-)
+from h5cache.load.show import Shown, Tile, find_label_field, find_picture_field, make_tiles, read_rows
 from h5cache.schema import Field
+from h5cache.tools.duplicates import find_duplicates
 from h5cache.tools.findings import Finding, find_problems
 from h5cache.tools.inspect import ClassFacts, Inspection, inspect_dataset
-from h5cache.tools.survey import (
-    FieldValues,
-    Rate,
-    ShuffleSurvey,
-    find_duplicates,
-    measure_rates,
-    stored_nbytes_of_samples,
-    survey_shuffle,
-    survey_values,
-    suspects_of,
-)
+from h5cache.tools.mixing import Rate, ShuffleSurvey, load_per_core, measure_rates, survey_shuffle
+from h5cache.tools.survey import FieldValues, stored_nbytes_of_samples, survey_values, suspects_of
 
 __all__ = ["ClassPictures", "Report", "collect_report", "num_steps"]
 
@@ -81,6 +65,8 @@ class Report:
     shuffle: ShuffleSurvey | None
     rates: tuple[Rate, ...]
     findings: tuple[tuple[Finding, tuple[Tile, ...]], ...]
+    #: How busy the machine was before rates were measured; above 1 others were waiting for it too.
+    load_per_core: float = 0.0
 
 
 def num_steps(bench: bool) -> int:
@@ -137,7 +123,7 @@ def collect_report(
     if not bench or not info.num_samples:
         return report
     with H5TensorDataset(path, fields) as ds:
-        return replace(report, rates=measure_rates(ds, advance))
+        return replace(report, load_per_core=load_per_core(), rates=measure_rates(ds, advance))
 
 
 class _Drawing:
@@ -208,7 +194,7 @@ def _survey(
             continue
         count = min(total, samples if shown.info.schema[name].shape else MOST_SCALARS)
         chosen = np.sort(np.random.default_rng(seed).choice(total, count, replace=False)).astype(np.int64)
-        suspects = suspects_of(stored if name == draw.field else None)
+        suspects = suspects_of(stored if name == draw.field else None, shown.info.schema[name].sample_nbytes)
         found.append(survey_values(shown.reader, name, chosen, suspects, seed))
     return tuple(found)
 

@@ -1,45 +1,28 @@
-"""Look at some samples, and at the tables of all: value ranges, blank pictures, duplicates, shuffle quality, speed.
-
-Collects values and judges nothing: `findings.py` does that.
-"""
+"""Look at the values of some samples: ranges, histograms, NaN, blank and damaged samples. Judges nothing."""
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from time import perf_counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from h5cache.errors import ChecksumError
-from h5cache.format.encode import checksum
 from h5cache.format.storage import THROUGH_HDF5
-from h5cache.load.dataset import H5TensorDataset
-from h5cache.load.engine import default_threads
-from h5cache.load.options import LoaderOptions
+from h5cache.load.picture import as_numbers, picture_axes
 from h5cache.load.plan import plan_blocks
-from h5cache.load.quality import ShuffleQuality, quality_by_window, shuffle_quality
 from h5cache.load.read import SampleReader
-from h5cache.load.show import as_numbers, picture_axes
 from h5cache.schema import Field
 
 __all__ = [
     "ChannelValues",
-    "Duplicates",
     "FieldValues",
-    "Rate",
-    "ShuffleSurvey",
-    "find_duplicates",
-    "measure_rates",
+    "read_whole",
     "stored_nbytes_of_samples",
-    "survey_shuffle",
     "survey_values",
     "suspects_of",
-    "window_nbytes",
 ]
 
 BINS = 64
@@ -48,15 +31,12 @@ FLOATS = ("float16", "float32", "float64", "bfloat16")
 VALUES_PER_SAMPLE = 4096
 #: Decoded bytes that are held at a time.
 STEP_NBYTES = 16 * 2**20
-#: Where there are no checksums of single samples, so many decoded bytes are read to find duplicates.
-DUPLICATE_NBYTES = 256 * 2**20
-#: Batches of the shuffle survey, where the dataset is large enough for several.
-BATCH_SIZE = 256
 #: Channels that have a histogram each; of more, all are drawn as one.
 MOST_CHANNELS = 4
 CHANNEL_NAMES = {1: ("grey",), 3: ("red", "green", "blue"), 4: ("red", "green", "blue", "alpha")}
-#: Seconds that one combination of order and threads is measured.
-RATE_SECONDS = 0.7
+#: A sample that takes less than this share of its raw bytes may be blank (one colour: 0.3 %). So many are decoded.
+BLANK_SHARE = 0.01
+LEAST_SUSPECTS, MOST_SUSPECTS = 48, 2000
 
 Samples = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
@@ -95,48 +75,6 @@ class FieldValues:
     damaged: tuple[tuple[int, str], ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Duplicates:
-    """Groups of samples whose field is the same byte for byte, largest group first."""
-
-    field: str
-    num_looked_at: int
-    groups: tuple[tuple[int, ...], ...]
-
-    @property
-    def num_surplus(self) -> int:
-        return sum(len(group) - 1 for group in self.groups)
-
-
-@dataclass(frozen=True)
-class ShuffleSurvey:
-    """How well batches are mixed: as stored, by chunk order of growing windows, and by a full shuffle."""
-
-    batch_size: int
-    has_labels: bool
-    lanes: int
-    #: Decoded bytes of a chunk: a window of w chunks in each lane holds about w x lanes of them.
-    chunk_nbytes: int
-    #: The window that `shuffle="chunk"` takes by default.
-    default_window: int
-    stored: ShuffleQuality
-    windows: tuple[tuple[int, ShuffleQuality], ...]
-    full: ShuffleQuality
-
-    @property
-    def default(self) -> ShuffleQuality:
-        return next(found for window, found in self.windows if window == self.default_window)
-
-
-@dataclass(frozen=True)
-class Rate:
-    """Delivered samples per second."""
-
-    shuffle: str
-    threads: int
-    samples_per_s: float
-
-
 def survey_values(reader: SampleReader, name: str, samples: Samples, suspects: Samples, seed: int = 0) -> FieldValues:
     """Look at `samples` of a field; at `suspects` too, but only for whether they are blank or broken."""
     info, field = reader.info, reader.info.schema[name]
@@ -148,12 +86,12 @@ def survey_values(reader: SampleReader, name: str, samples: Samples, suspects: S
     for chosen, counted in ((samples, True), (extra, False)):
         for start in range(0, len(chosen), step):
             some = chosen[start : start + step]
-            rows, read = _read_whole(reader, name, some, damaged)
+            rows, read = read_whole(reader, name, some, damaged)
             tally.add(rows, read, counted)
     return tally.finish(name, info.storage[name].layout.codes, len(samples), tuple(damaged))
 
 
-def _read_whole(
+def read_whole(
     reader: SampleReader, name: str, samples: Samples, damaged: list[tuple[int, str]]
 ) -> tuple[Array, Samples]:
     """Read samples, leaving out those that are damaged."""
@@ -326,106 +264,10 @@ def stored_nbytes_of_samples(reader: SampleReader, name: str) -> npt.NDArray[np.
     return plan_blocks(storage, reader.info.starts, np.arange(reader.info.num_samples)).nbytes
 
 
-def find_duplicates(reader: SampleReader, name: str) -> Duplicates:
-    """Find samples whose field is the same byte for byte.
-
-    By the checksums of all, where each sample has its own; else by reading as many samples as `DUPLICATE_NBYTES`
-    allows. Zeros are not counted: they are blank.
-    """
-    info = reader.info
-    storage = info.storage[name]
-    has_sums = len(storage.block_checksums) > 0 and storage.layout.block_samples == 1 and name not in info.resident
-    if has_sums and not bool((storage.chunk_offsets == THROUGH_HDF5).any()):
-        plan = plan_blocks(storage, info.starts, np.arange(info.num_samples))
-        known = np.flatnonzero(plan.nbytes > 0)
-        return Duplicates(name, info.num_samples, _groups(known, storage.block_checksums[plan.blocks[known]]))
-    field = info.schema[name]
-    count = min(info.num_samples, max(1, DUPLICATE_NBYTES // max(1, field.sample_nbytes)))
-    step = max(1, STEP_NBYTES // max(1, field.sample_nbytes))
-    sums = np.zeros(count, np.uint64)
-    known = np.zeros(count, bool)
-    for start in range(0, count, step):
-        rows, read = _read_whole(reader, name, np.arange(start, min(count, start + step)), [])
-        known[read] = rows.reshape(len(rows), -1).any(axis=1)
-        sums[read] = [checksum(np.ascontiguousarray(row).reshape(-1).view(np.uint8)) for row in rows]
-    chosen = np.flatnonzero(known)
-    return Duplicates(name, count, _groups(chosen, sums[chosen]))
-
-
-def _groups(samples: Samples, sums: npt.NDArray[np.uint64]) -> tuple[tuple[int, ...], ...]:
-    order = np.argsort(sums, kind="stable")
-    bounds = np.flatnonzero(np.diff(sums[order])) + 1
-    groups = [group for group in np.split(samples[order], bounds) if len(group) > 1]
-    return tuple(tuple(sorted(group.tolist())) for group in sorted(groups, key=lambda one: (-len(one), one.min())))
-
-
-def survey_shuffle(reader: SampleReader, labels: Array | None) -> ShuffleSurvey | None:
-    """Reckon how well each order mixes, from the index alone; None where there is less than two batches."""
-    total = reader.info.num_samples
-    batch_size = min(BATCH_SIZE, 2 ** int(math.log2(max(1, total // 8))))
-    if total < 16:
-        return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the window may be small: the survey says so itself
-        order = LoaderOptions(batch_size=batch_size, shuffle="chunk").plan_order(reader, None)
-    num_chunks = order.population.num_stored_chunks
-    largest = max(1, math.ceil(num_chunks / order.lanes))
-    windows = sorted({2**power for power in range(10) if 2**power < largest} | {min(order.window, largest)})
-    ends = [replace(order, shuffle=kind, lanes=1, window=1) for kind in (False, "full")]
-    chunk_nbytes = max(
-        (
-            storage.layout.sample_nbytes * order.population.chunk_samples
-            for name, storage in reader.info.storage.items()
-            if name not in reader.info.resident
-        ),
-        default=1,
-    )
-    return ShuffleSurvey(
-        batch_size=batch_size,
-        has_labels=labels is not None,
-        lanes=order.lanes,
-        chunk_nbytes=chunk_nbytes,
-        default_window=min(order.window, largest),
-        stored=shuffle_quality(ends[0].epoch(0), labels),
-        windows=quality_by_window(order, labels, windows),
-        full=shuffle_quality(ends[1].epoch(0), labels),
-    )
-
-
-def measure_rates(ds: H5TensorDataset, advance: Callable[[int], None] = lambda _: None) -> tuple[Rate, ...]:
-    """Measure delivered samples per second by order and threads, warm: everything is read once before."""
-    batch_size = max(1, min(BATCH_SIZE, len(ds)))
-    cores = default_threads()
-    counts = sorted({1, *(2**power for power in range(1, 6) if 2**power <= cores), cores})
-    _measure(ds, batch_size, "full", cores)
-    rates = []
-    for shuffle in ("none", "chunk", "full"):
-        for threads in counts:
-            rates.append(Rate(shuffle, threads, _measure(ds, batch_size, shuffle, threads)))
-        advance(1)
-    return tuple(rates)
-
-
-def _measure(ds: H5TensorDataset, batch_size: int, shuffle: str, threads: int) -> float:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loader = ds.loader(batch_size, False if shuffle == "none" else shuffle, threads=threads)
-    delivered, began = 0, perf_counter()
-    with loader:
-        while True:
-            for batch in loader:
-                delivered += len(batch[next(iter(batch))] if isinstance(batch, dict) else batch[0])
-                if perf_counter() - began > RATE_SECONDS:
-                    return delivered / (perf_counter() - began)
-
-
-def window_nbytes(survey: ShuffleSurvey, window: int) -> int:
-    """Return the decoded bytes that a window holds, about."""
-    return window * survey.lanes * survey.chunk_nbytes
-
-
-def suspects_of(stored: Sequence[int] | npt.NDArray[np.int64] | None, count: int = 48) -> Samples:
+def suspects_of(stored: npt.NDArray[np.int64] | None, sample_nbytes: int) -> Samples:
     """Return the samples with the fewest stored bytes: the blank ones are among them."""
     if stored is None:
         return np.zeros(0, np.int64)
-    return np.argsort(np.asarray(stored), kind="stable")[:count].astype(np.int64)
+    tiny = int(np.count_nonzero(stored < sample_nbytes * BLANK_SHARE))
+    count = min(MOST_SUSPECTS, max(LEAST_SUSPECTS, tiny))
+    return np.argsort(stored, kind="stable")[:count].astype(np.int64)

@@ -143,7 +143,9 @@ def _look_pt(path: str, nbytes: int) -> tuple[_Found, float]:
             continue
         storage = tensor.untyped_storage()
         sizes = storages.setdefault(storage.data_ptr() or id(storage), [storage.nbytes(), 0])
-        sizes[1] += tensor.numel() * tensor.element_size()
+        # An axis of stride 0 (expand) shows the same elements again and again.
+        shown = [length for length, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+        sizes[1] += int(np.prod(shown, dtype=np.int64)) * tensor.element_size()
         _add(found, name, tensor, as_numpy(_some_rows(tensor)), _torch_layout(tensor), None)
     found.wasted_nbytes = sum(max(0, whole - shown) for whole, shown in storages.values())
     return found, load_s

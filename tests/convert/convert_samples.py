@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from h5cache import H5TensorDataset
 from h5cache.convert.api import convert_dataset
-from h5cache.convert.order import plan_order
 from h5cache.convert.result import ConvertResult
+from h5cache.deal import plan_order
 
 #: Short side and crop of the small pictures of these tests.
 RESIZE, SIZE = 36, 32

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from h5cache.convert.order import plan_order
 from h5cache.convert.plan import RunPlan, parse_size, plan_fill, plan_output, plan_run, plan_schema
+from h5cache.deal import plan_order
 from h5cache.errors import SchemaError
 from h5cache.schema import Field, Schema
 

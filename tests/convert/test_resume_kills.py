@@ -137,10 +137,10 @@ def check_absent_or_complete(out: Path, place: Place) -> bool:
     return True
 
 
-def kill_and_resume(place: Place, out: Path, victim: str, delay_s: float) -> int:
-    """Kill the parent or a worker after a while; check, resume, check. Return the parts that were saved."""
+def kill_and_resume(place: Place, out: Path, victim: str, rng: random.Random) -> int:
+    """Kill the parent or a worker at some moment; check, resume, check. Return the parts that were saved."""
     process = place.start(out)
-    time.sleep(delay_s)
+    wait_for_a_moment(place, process, out, rng)
     offspring = children(process.pid)
     if victim == "parent":
         process.kill()
@@ -164,6 +164,17 @@ def kill_and_resume(place: Place, out: Path, victim: str, delay_s: float) -> int
     return saved
 
 
+def wait_for_a_moment(place: Place, process: subprocess.Popen[str], out: Path, rng: random.Random) -> None:
+    """Wait for any time from start to end (one in three), or until some parts are finished."""
+    if rng.random() < 1 / 3:
+        time.sleep(rng.uniform(0, place.took_s))
+        return
+    count = rng.randrange(0, COUNT // 16)
+    while process.poll() is None and finished_parts(out) < count:
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0, 0.05))
+
+
 def check_kills(place: Place, tmp_path: Path, victim: str, count: int, seed: int) -> None:
     rng = random.Random(seed)
     saved = 0
@@ -171,11 +182,11 @@ def check_kills(place: Place, tmp_path: Path, victim: str, count: int, seed: int
         folder = tmp_path / str(number)
         folder.mkdir()
         out = folder / ("out.h5" if number % 3 else "out")
-        saved += kill_and_resume(place, out, victim, rng.uniform(0.2, 1.0) * place.took_s)
+        saved += kill_and_resume(place, out, victim, rng)
     assert saved  # some parts were finished when the kill came, and were not converted again
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("victim", "count"), [("parent", 13), ("worker", 12)])
 def test_conversion_killed_at_random_moments_is_absent_or_complete_and_resumes(
     place: Place, tmp_path: Path, victim: str, count: int

@@ -17,8 +17,8 @@ import torch
 from convert_samples import RESIZE, SIZE, check_pixels, digest, key_at, leftovers, small
 
 from h5cache import H5TensorDataset
-from h5cache.convert.executor import cgroup_cores, default_workers
 from h5cache.errors import SchemaError
+from h5cache.limits import cgroup_cores, usable_cores
 
 
 @pytest.mark.parametrize("name", ["out.h5", "out"])
@@ -231,7 +231,7 @@ def test_index_keeps_size_and_time_of_the_files(pictures: Path, tmp_path: Path) 
 
 
 def test_workers_default_to_the_cores_of_this_process() -> None:
-    assert 1 <= default_workers() <= len(os.sched_getaffinity(0))
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from convert_samples import check_pixels, digest, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from h5cache.convert.order import parse_split, plan_splits
+from h5cache.convert.split import parse_split
+from h5cache.deal import plan_splits
 from h5cache.errors import SchemaError
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -70,6 +71,10 @@ def expected_batches(loader: Any, epoch: int) -> list[list[int]]:
     return [order.batch(g).tolist() for g in range(order.num_batches)]
 
 
+def flat(lists: Iterable[list[int]]) -> list[int]:
+    return list(itertools.chain.from_iterable(lists))
+
+
 def numbers_of(batches: Any) -> list[list[int]]:
     return [batch["number"].tolist() for batch in batches]
 
@@ -93,12 +98,3 @@ def open_files() -> set[str]:
         except FileNotFoundError:
             continue
     return found
-
-
-def rss_nbytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def from_json(text: str) -> Any:
-    return json.loads(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from load_cases import NUM, check, numbers_of, open_numbers
+from load_cases import NUM, check, flat, numbers_of, open_numbers
 from torch.utils.data import DataLoader
 
 from h5cache import H5TensorDataset
@@ -40,7 +40,7 @@ def test_workers_deliver_the_batches_of_the_order(ds: H5TensorDataset, shuffle: 
     for epoch in range(2):
         found = [check(batch) for batch in loader]
         assert found == expected(ds, shuffle, epoch, num_workers)
-        assert sorted(sum(found, [])) == list(range(NUM))
+        assert sorted(flat(found)) == list(range(NUM))
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
@@ -65,7 +65,7 @@ def test_ranks_and_workers_together_see_each_sample(file: str, shuffle: Any) -> 
         stream = open_numbers(file).batches(6, shuffle, rank=rank, world_size=2, drop_last=True)
         found = numbers_of(workers(stream, 2))
         assert {len(batch) for batch in found} == {6}
-        seen += sum(found, [])
+        seen += flat(found)
     assert len(seen) == len(set(seen)) == 72
 
 
@@ -109,7 +109,7 @@ def test_two_loaders_over_one_stream_are_each_whole(file: str) -> None:
     for _ in range(2):
         both = list(zip(*loaders, strict=True))
         for found in zip(*both, strict=True):
-            assert sorted(sum(numbers_of(found), [])) == list(range(NUM))
+            assert sorted(flat(numbers_of(found))) == list(range(NUM))
 
 
 def test_batches_in_a_worker_are_shared_memory_already(one: H5TensorDataset) -> None:
@@ -164,7 +164,7 @@ def test_resume_with_other_workers_gives_exactly_the_rest(file: str, shuffle: An
         assert rest == whole[done:]
         # Workers are new ones in each epoch: the state must not be resumed again. Its seed stays.
         later = numbers_of(workers(other, after))
-        assert sorted(sum(later, [])) == list(range(NUM))
+        assert sorted(flat(later)) == list(range(NUM))
         if shuffle != "chunk" or max(before, 1) == max(after, 1):  # a window is planned for the number of workers
             assert later == expected(ds, shuffle, 3, after, seed=5)
 
@@ -209,7 +209,7 @@ def test_state_of_an_iteration_in_this_process_needs_no_count(file: str) -> None
 
 def test_loading_a_state_under_running_workers_raises(file: str) -> None:
     stream = open_numbers(file).batches(8)
-    loader = workers(stream, 2, persistent_workers=True)
+    loader = workers(stream, 1, persistent_workers=True)
     next(iter(loader))
     stream.load_state_dict(stream.state_dict(batches_done=1))
     with pytest.raises(StateError, match="make a new DataLoader"):
@@ -260,5 +260,3 @@ def test_stateful_dataloader_goes_on_after_a_finished_epoch(file: str) -> None:
         other = stateful.StatefulDataLoader(ds.batches(8, "full"), batch_size=None, num_workers=num_workers)
         other.load_state_dict(loader.state_dict())
         assert numbers_of(other) == expected(ds, "full", 1)
-
-

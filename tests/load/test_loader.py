@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from load_cases import NUM, check, expected_batches, numbers_of, open_numbers
+from load_cases import NUM, check, expected_batches, flat, numbers_of, open_numbers
 
 from h5cache import Field, H5TensorDataset, Writer
 from h5cache.load.augment import HorizontalFlip, RandomCrop, RandomResizedCrop
@@ -26,7 +26,7 @@ def test_loader_delivers_the_samples_of_the_order(ds: H5TensorDataset, shuffle: 
         for epoch in range(2):
             found = [check(batch) for batch in loader]
             assert found == expected_batches(loader, epoch)
-            assert sorted(sum(found, [])) == list(range(NUM))
+            assert sorted(flat(found)) == list(range(NUM))
             assert [len(batch) for batch in found] == [8] * 9 + [3]
     if shuffle:
         assert expected_batches(loader, 0) != expected_batches(loader, 1)
@@ -51,7 +51,7 @@ def test_drop_last_drops_the_short_batch_alone(one: H5TensorDataset, shuffle: An
         found = [check(batch) for batch in loader]
     assert len(loader) == len(found) == 9
     assert {len(batch) for batch in found} == {8}
-    assert len(set(sum(found, []))) == 72
+    assert len(set(flat(found))) == 72
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -62,7 +62,7 @@ def test_ranks_share_each_epoch_and_have_equal_batches(one: H5TensorDataset, shu
         with one.loader(6, shuffle, rank=rank, world_size=world_size, threads=1) as loader:
             found = [check(batch) for batch in loader]
         sizes.add(tuple(map(len, found)))
-        seen += sum(found, [])
+        seen += flat(found)
     assert len(sizes) == 1
     assert set(seen) == set(range(NUM))
     assert len(seen) - NUM < world_size  # padding
@@ -72,7 +72,7 @@ def test_ranks_share_each_epoch_and_have_equal_batches(one: H5TensorDataset, shu
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_batches_may_be_as_small_or_large_as_one_likes(one: H5TensorDataset, shuffle: Any, batch_size: int) -> None:
     with one.loader(batch_size, shuffle, threads=2) as loader:
-        assert sorted(sum([check(batch) for batch in loader], [])) == list(range(NUM))
+        assert sorted(flat([check(batch) for batch in loader])) == list(range(NUM))
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -166,7 +166,7 @@ def test_two_iterators_of_one_loader_are_independent(file: str) -> None:
 def test_nested_loops_over_one_loader_see_whole_epochs(file: str) -> None:
     with open_numbers(file).loader(32, "chunk", threads=2) as loader:
         for _ in loader:
-            assert sorted(sum(numbers_of(loader), [])) == list(range(NUM))
+            assert sorted(flat(numbers_of(loader))) == list(range(NUM))
         assert loader.epoch == 1 + len(loader)
 
 
@@ -223,7 +223,7 @@ def test_resume_with_other_ranks_gives_exactly_the_rest(file: str, shuffle: Any)
     for rank in range(2):
         with ds.loader(6, shuffle, rank=rank, world_size=2, threads=1) as loader:
             batches = iter(loader)
-            seen += sum((next(batches)["number"].tolist() for _ in range(2)), [])
+            seen += flat(next(batches)["number"].tolist() for _ in range(2))
             states.append(loader.state_dict())
     assert states[0] == states[1]
     for world_size in (1, 3, 4):
@@ -237,7 +237,7 @@ def test_resume_with_other_ranks_gives_exactly_the_rest(file: str, shuffle: Any)
                 rest = sorted(set(range(NUM)) - set(seen))
                 break
             other.load_state_dict(states[0])
-            rest += sum(numbers_of(other), [])
+            rest += flat(numbers_of(other))
             other.close()
         assert set(rest) - set(seen[:4]) >= set(range(NUM)) - set(seen)
         assert len(rest) - (NUM - len(seen)) < world_size

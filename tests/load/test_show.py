@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from h5cache import Field, H5TensorDataset, Schema, Writer
-from h5cache.load.show import as_numbers, display_span, picture_axes, to_display
+from h5cache.load.picture import as_numbers, display_span, picture_axes, to_display
 from h5cache.markup import Bar, Series, bars, columns_chart, escape, histogram_chart, line_chart
 
 CLASSES = ("cat", "dog", "<owl>")
@@ -26,7 +26,7 @@ def pictures(count: int, side: int = 80) -> np.ndarray[Any, Any]:
     return ramp.astype(np.uint8)
 
 
-def write(path: Path, image: np.ndarray[Any, Any], **fields: Any) -> H5TensorDataset:
+def write(path: Path, image: np.ndarray[Any, Any]) -> H5TensorDataset:
     labels = (np.arange(len(image)) % 3).astype(np.int64)
     keys = [f"{CLASSES[label]}/{number}.jpg" for number, label in enumerate(labels.tolist())]
     with Writer(path, classes=CLASSES) as writer:

@@ -363,6 +363,13 @@ def test_cold_epoch_delivers_every_sample_once_where_it_can_be_measured(dataset:
     assert found is None or found.samples == 100
 
 
+@pytest.mark.parametrize(("load", "words"), [(0.5, ""), (9.4, "load 9.4 on 2 cores")])
+def test_busy_machine_is_said(load: float, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    assert words in measure.describe_load(2)
+    assert bool(measure.describe_load(2)) is bool(words)
+
+
 def test_dropping_the_page_cache_leaves_contents_alone(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(os.urandom(50_000))

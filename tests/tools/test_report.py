@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from functools import partial
 from html import unescape
 from pathlib import Path
@@ -136,6 +137,17 @@ def test_blank_pictures_are_found_outside_the_samples_looked_at(tmp_path: Path) 
     assert found(report, "of a single value").samples == (97,)
 
 
+@pytest.mark.parametrize("codec", ["auto", "none"])
+def test_blank_pictures_are_all_counted_and_are_no_copies_of_each_other(tmp_path: Path, codec: str) -> None:
+    image = noisy(NUM_SAMPLES)
+    image[20:85] = 0
+    image[90:93] = np.array([10, 200, 30], np.uint8)[:, None, None]
+    with Writer(tmp_path / "blank.h5", {"image": Field("uint8", SHAPE, codec=codec)}) as writer:
+        writer.append(image=image, key=[str(number) for number in range(NUM_SAMPLES)])
+    report, _ = report_of(tmp_path / "blank.h5", samples=NUM_SAMPLES if codec == "none" else 1)
+    assert titles(report) == ["65 samples of image are all zero", "3 samples of image are of a single value"]
+
+
 def test_sorted_data_makes_a_small_window_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = 4096
     image = np.random.default_rng(0).integers(0, 255, (count, 1, 32, 32)).astype(np.uint8)
@@ -145,7 +157,7 @@ def test_sorted_data_makes_a_small_window_a_problem(tmp_path: Path, monkeypatch:
         writer.append(image=image, label=np.arange(count) // 64)
     report, _ = report_of(path, samples=4)
     assert titles(report) == ["Samples have no keys"]  # the default window holds all of so small a dataset
-    monkeypatch.setattr("h5cache.tools.survey.LoaderOptions", partial(LoaderOptions, window_nbytes=1))
+    monkeypatch.setattr("h5cache.tools.mixing.LoaderOptions", partial(LoaderOptions, window_nbytes=1))
     report, page = report_of(path, samples=4)
     assert found(report, "window of shuffle").level == "warn"
     assert report.shuffle is not None
@@ -230,11 +242,14 @@ def test_thousand_classes_are_shown_by_their_largest_and_a_curve(tmp_path: Path)
 
 
 def test_bench_measures_every_order_by_threads(clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("h5cache.tools.survey.RATE_SECONDS", 0.02)
+    monkeypatch.setattr("h5cache.tools.mixing.RATE_SECONDS", 0.02)
     report, page = report_of(clean, samples=4, bench=True)
     assert {one.shuffle for one in report.rates} == {"none", "chunk", "full"}
     assert all(one.samples_per_s > 0 for one in report.rates)
     assert '<section id="speed"' in page
+    busy = "The machine was busy"
+    assert busy in render_page(replace(report, load_per_core=5.0), "clean.h5")
+    assert busy not in render_page(replace(report, load_per_core=0.3), "clean.h5")
 
 
 def test_same_dataset_and_seed_give_the_same_page(clean: Path) -> None:
@@ -365,4 +380,4 @@ def test_screenshot_is_light_or_dark_and_full_of_colours(
     for channel in range(3):  # the pictures, by the tone of their class; letters, bars and cards have no such colours
         others = np.delete(pixels, channel, axis=2).max(axis=2).astype(int)
         assert ((pixels[..., channel] > 180) & (others < 150)).mean() > 0.02
-    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000
+    assert len(np.unique(pixels.astype(np.int32) @ [1, 256, 65536])) > 1000

@@ -1,4 +1,4 @@
-"""In which order samples are stored, and to which split each belongs. Pure arithmetic, seeded."""
+"""Deal samples: a seeded order, and splits that share every class out alike. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from h5cache.errors import SchemaError
 
-__all__ = ["parse_split", "plan_order", "plan_splits"]
+__all__ = ["check_split", "plan_order", "plan_splits"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -60,24 +60,6 @@ def plan_counts(count: int, shares: npt.NDArray[np.float64], carried: npt.NDArra
     for _ in range(count - int(counts.sum())):
         counts[int(np.argmax(wanted - counts))] += 1
     return counts
-
-
-def parse_split(text: str) -> dict[str, float]:
-    """Return the splits that `train=0.9,val=0.1` asks for, in order; SchemaError where they make no sense."""
-    fractions: dict[str, float] = {}
-    for item in text.split(","):
-        name, equals, share = item.partition("=")
-        name = name.strip()
-        try:
-            value = float(share)
-        except ValueError:
-            value = -1.0
-        if not equals or not 0 < value <= 1:
-            raise SchemaError(f"a split is NAME=SHARE with a share above 0 and at most 1, got {item!r}")
-        if name in fractions:
-            raise SchemaError(f"split {name!r} is given twice")
-        fractions[name] = value
-    return check_split(fractions)
 
 
 def check_split(fractions: Mapping[str, float]) -> dict[str, float]:
