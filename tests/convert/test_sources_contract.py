@@ -859,3 +859,18 @@ def test_missing_source_is_also_file_not_found(tmp_path):
         with pytest.raises(FileNotFoundError):
             make_source(tmp_path / "none", kind)
     assert issubclass(MissingSourceError, FileNotFoundError)
+
+
+def test_pt_file_whose_own_label_is_a_tensor_that_matches_its_folder_is_taken(tmp_path: Path) -> None:
+    for number, name in enumerate(("cat", "dog")):
+        (tmp_path / name).mkdir()
+        torch.save({"x": torch.ones(3), "label": torch.tensor(number)}, tmp_path / name / "a.pt")
+    source = make_source(tmp_path)
+    assert [int(source.load(number)["label"]) for number in range(2)] == [0, 1]
+
+
+def test_missing_source_says_which_path_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(MissingSourceError) as caught:
+        make_source(tmp_path / "nothing")
+    assert caught.value.filename == str(tmp_path / "nothing")
+    assert "no such" in str(caught.value.strerror)

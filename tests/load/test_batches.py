@@ -121,17 +121,6 @@ def note_sharing(batch: dict[str, torch.Tensor]) -> list[bool]:
     return [tensor.is_shared() for tensor in batch.values()]
 
 
-def test_rank_of_torch_distributed_reaches_spawned_workers(file: str, tmp_path: Any) -> None:
-    """They know nothing of it: every rank delivered everything."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/join", rank=0, world_size=1)
-    try:
-        stream = open_numbers(file).batches(8)
-        options = stream._options
-    finally:
-        torch.distributed.destroy_process_group()
-    assert (options.rank, options.world_size) == (0, 1)
-
-
 def test_a_stream_pickles_with_its_epoch(file: str) -> None:
     stream = open_numbers(file).batches(8, "full")
     stream.set_epoch(3)

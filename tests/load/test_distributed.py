@@ -36,6 +36,7 @@ def join_world(rank: int, world_size: int, file: str, out: str) -> None:
                 stream = ds.batches(4, shuffle, drop_last=drop_last)
                 doors = {"loader": loader, "batches": DataLoader(stream, batch_size=None)}
                 if shuffle == "full" and not drop_last and world_size == 2:
+                    # A spawned worker knows nothing of torch.distributed: every rank delivered everything.
                     doors["spawned"] = DataLoader(
                         stream, batch_size=None, num_workers=1, multiprocessing_context="spawn"
                     )

@@ -6,6 +6,7 @@ Loaded with `weights_only=True`, always: a `.pt` file is a pickle, and an untrus
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 import zipfile
@@ -176,7 +177,8 @@ def _with_label(values: dict[str, Any], folder: int) -> dict[str, Any]:
     own = values.get("label")
     if own is None:
         return {**values, "label": folder}
-    if np.size(own) != 1 or int(own) != folder:
+    # By shape: numpy's size of a tensor is the tensor's method of that name.
+    if math.prod(getattr(own, "shape", ())) != 1 or int(own) != folder:
         raise BadSampleError(
             f"the file holds the label {own}, its folder is number {folder}; give the field another name by fields="
         )

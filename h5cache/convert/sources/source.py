@@ -22,11 +22,8 @@ class SourceError(H5CacheError, ValueError):
     """What was given to be converted cannot be: empty, of an unknown kind, or described wrongly."""
 
 
-class MissingSourceError(SourceError, FileNotFoundError):
+class MissingSourceError(FileNotFoundError, SourceError):
     """There is nothing at the path that was given to be converted."""
-
-    def __str__(self) -> str:
-        return f"{self.filename}: {self.strerror}" if self.filename else super().__str__()
 
 
 class BadSampleError(H5CacheError, ValueError):
