@@ -10,9 +10,11 @@ __all__ = [
     "DatasetExistsError",
     "FormatError",
     "H5CacheError",
+    "LoaderClosedError",
     "MissingDatasetError",
     "QuantiseConflictError",
     "SchemaError",
+    "StateError",
     "UnsafeFileError",
     "WriterClosedError",
 ]
@@ -64,3 +66,11 @@ class MissingDatasetError(H5CacheError, FileNotFoundError):
 
 class WriterClosedError(H5CacheError, ValueError):
     """A writer was used after it was closed."""
+
+
+class LoaderClosedError(H5CacheError, RuntimeError):
+    """A loader was closed, or its process forked, while somebody iterates over it."""
+
+
+class StateError(H5CacheError, ValueError):
+    """A saved state is damaged, or belongs to another dataset, global batch or order."""

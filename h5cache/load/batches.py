@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
+from h5cache.errors import StateError
 from h5cache.load.board import EpochBoard
 from h5cache.load.engine import Engine
 from h5cache.load.epoch import EpochRun, RunParts, plan_decoded
@@ -17,7 +18,7 @@ from h5cache.load.memory import BatchMemory, RecycledMemory, SharedMemory
 from h5cache.load.options import LoaderOptions, check_whole, resolve_rank
 from h5cache.load.order import EpochOrder, Order
 from h5cache.load.read import SampleReader
-from h5cache.load.state import LoaderState, StateError
+from h5cache.load.state import LoaderState
 
 __all__ = ["BatchStream"]
 

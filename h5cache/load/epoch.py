@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from h5cache.errors import H5CacheError
+from h5cache.errors import H5CacheError, LoaderClosedError
 from h5cache.load.decoded import DecodedChunks, plan_slots
 from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine
@@ -23,14 +23,10 @@ from h5cache.load.order import EpochOrder, Population
 from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
 
-__all__ = ["EpochRun", "LoaderClosedError", "RunParts", "plan_decoded"]
+__all__ = ["EpochRun", "RunParts", "plan_decoded"]
 
 #: How often a waiting consumer makes sure that somebody is still working for it.
 WATCH_S = 1.0
-
-
-class LoaderClosedError(H5CacheError, RuntimeError):
-    """A loader was closed, or its process forked, while somebody iterates over it."""
 
 
 @dataclass(frozen=True, eq=False)

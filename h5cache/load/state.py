@@ -12,16 +12,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from h5cache.errors import H5CacheError
+from h5cache.errors import StateError
 from h5cache.load.order import EpochOrder, Order, Shuffle
 
-__all__ = ["STATE_VERSION", "LoaderState", "StateError"]
+__all__ = ["STATE_VERSION", "LoaderState"]
 
 STATE_VERSION = 1
-
-
-class StateError(H5CacheError, ValueError):
-    """A saved state is damaged, or belongs to another dataset, global batch or order."""
 
 
 @dataclass(frozen=True)

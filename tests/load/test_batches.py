@@ -11,7 +11,7 @@ from load_cases import NUM, check, flat, numbers_of, open_numbers
 from torch.utils.data import DataLoader
 
 from h5cache import H5TensorDataset
-from h5cache.load.state import StateError
+from h5cache.errors import StateError
 
 SHUFFLES = [False, "chunk", "full"]
 pytestmark = pytest.mark.filterwarnings(

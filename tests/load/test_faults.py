@@ -22,8 +22,7 @@ from load_cases import NUM, content, expected_batches, flat, numbers_of, open_fi
 from torch.utils.data import DataLoader
 
 from h5cache import H5TensorDataset
-from h5cache.errors import ChecksumError
-from h5cache.load.epoch import LoaderClosedError
+from h5cache.errors import ChecksumError, LoaderClosedError
 
 pytestmark = [
     pytest.mark.timeout(60),

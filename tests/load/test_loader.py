@@ -11,10 +11,9 @@ import torch
 from load_cases import NUM, check, expected_batches, flat, numbers_of, open_numbers
 
 from h5cache import Field, H5TensorDataset, Writer
+from h5cache.errors import LoaderClosedError, StateError
 from h5cache.load.augment import HorizontalFlip, RandomCrop, RandomResizedCrop
-from h5cache.load.epoch import LoaderClosedError
 from h5cache.load.read import SampleReader
-from h5cache.load.state import StateError
 
 SHUFFLES = [False, "chunk", "full"]
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from h5cache.errors import StateError
 from h5cache.load.order import Order, Population
-from h5cache.load.state import LoaderState, StateError
+from h5cache.load.state import LoaderState
 
 POPULATION = Population(np.array([0, 50, 103]), 8)
 ORDER = Order(POPULATION, 12, "chunk", seed=3, lanes=6, groups=2, window=2)
