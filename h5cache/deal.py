@@ -67,6 +67,6 @@ def check_split(fractions: Mapping[str, float]) -> dict[str, float]:
         if not name or not all(char.isalnum() or char in "-_" for char in name):
             raise SchemaError(f"the name of a split becomes that of a file: letters, digits, - and _, got {name!r}")
     total = sum(fractions.values())
-    if abs(total - 1) > 1e-6:
-        raise SchemaError(f"the shares of all splits must add up to 1, got {total:g}")
+    if not abs(total - 1) <= 1e-6 or not all(share >= 0 for share in fractions.values()):
+        raise SchemaError(f"the shares of all splits must be positive and add up to 1, got {dict(fractions)}")
     return dict(fractions)

@@ -14,7 +14,7 @@ from h5cache.errors import StateError
 from h5cache.load.board import EpochBoard
 from h5cache.load.engine import Engine
 from h5cache.load.epoch import EpochRun, RunParts, plan_decoded
-from h5cache.load.memory import BatchMemory, RecycledMemory, SharedMemory
+from h5cache.load.memory import BatchMemory, FreshMemory, RecycledMemory, SharedMemory
 from h5cache.load.options import LoaderOptions, check_whole, resolve_rank
 from h5cache.load.order import EpochOrder, Order
 from h5cache.load.read import SampleReader
@@ -89,7 +89,9 @@ class BatchStream(IterableDataset[Any]):
         parts = RunParts(
             recipe=self._recipe,
             fillers=self._recipe.fillers(self._reader),
-            decoded=plan_decoded(self._reader, self._recipe, epoch_order, batches, 0, self._options.window_nbytes),
+            decoded=plan_decoded(
+                self._reader, self._recipe, epoch_order, batches, 0, self._options.window_nbytes, FreshMemory()
+            ),
             memory=memory,
             device=None,
             piece_rows=max(1, self._options.batch_size),

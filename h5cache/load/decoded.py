@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from h5cache.load.memory import BatchMemory
 from h5cache.load.order import ChunkSpans
 from h5cache.load.plan import chunks_of
 from h5cache.load.read import SampleReader
@@ -34,14 +35,17 @@ class DecodedChunks:
     any; `take` for a batch only after all `decode`s scheduled up to it are done.
     """
 
-    def __init__(self, reader: SampleReader, name: str, spans: ChunkSpans, batches: range, ahead: int) -> None:
+    def __init__(
+        self, reader: SampleReader, name: str, spans: ChunkSpans, batches: range, ahead: int, memory: BatchMemory
+    ) -> None:
         self._reader = reader
         self._name = name
         storage = reader.info.storage[name]
         self._storage = storage
         layout = storage.layout
         count = plan_slots(spans, ahead * batches.step)
-        self._memory = np.empty((count, *layout.chunk_shape), layout.stored_dtype)
+        # Recycled from epoch to epoch: fresh pages would cost as much as decoding into them.
+        self._memory, _ = memory.take((count, *layout.chunk_shape), layout.stored_dtype)
         self._rows = self._memory.reshape(count * layout.chunk_samples, *layout.field.shape)
         self._free = list(range(count))
         self._slots = np.full(len(storage.chunk_offsets), -1, np.int64)

@@ -265,7 +265,13 @@ def _with_origin(error: BaseException, batch: int, epoch: int) -> BaseException:
 
 
 def plan_decoded(
-    reader: SampleReader, recipe: BatchRecipe, order: EpochOrder, batches: range, ahead: int, window_nbytes: int
+    reader: SampleReader,
+    recipe: BatchRecipe,
+    order: EpochOrder,
+    batches: range,
+    ahead: int,
+    window_nbytes: int,
+    memory: BatchMemory,
 ) -> dict[str, DecodedChunks]:
     """Return the decoded windows that an epoch needs: for fields of small samples, where whole chunks are used.
 
@@ -285,5 +291,5 @@ def plan_decoded(
         spans = by_chunks.chunk_spans(batches)
         is_planned = order.order.shuffle == "chunk" and layout.chunk_samples == order.order.population.chunk_samples
         if is_planned or plan_slots(spans, ahead * batches.step) * layout.chunk_nbytes <= window_nbytes:
-            windows[name] = DecodedChunks(reader, name, spans, batches, ahead)
+            windows[name] = DecodedChunks(reader, name, spans, batches, ahead, memory)
     return windows

@@ -118,36 +118,48 @@ def _sized(layout: str | None, size: tuple[int, int], channels: int) -> tuple[in
 
 
 def cut(value: Array, out: Array, geometry: Geometry, row: int, *, planar: bool) -> None:
-    """Cut the sample's box out of a picture, scale and mirror it, into `out`. Planar pictures go plane by plane."""
-    if planar:
-        for channel in range(len(value)):
-            _cut_plane(value[channel], out[channel], geometry, row)
+    """Cut the sample's box out of a picture, scale and mirror it, into `out`. Planar pictures are (C, H, W)."""
+    height, width = int(geometry.height[row]), int(geometry.width[row])
+    top, left = int(geometry.top[row]) - geometry.padding, int(geometry.left[row]) - geometry.padding
+    flip = bool(geometry.flip[row])
+    if geometry.resize and (height, width) != geometry.size:
+        box = (slice(top, top + height), slice(left, left + width))
+        for source, target in zip(value, out, strict=True) if planar else [(value, out)]:
+            _scale(source[box], target, flip)
+        return
+    rows, columns = (
+        _clip(top, height, value.shape[1 if planar else 0]),
+        _clip(left, width, value.shape[2 if planar else 1]),
+    )
+    if rows.stop - rows.start < height or columns.stop - columns.start < width:
+        out.fill(0)
+    place_rows = slice(rows.start - top, rows.stop - top)
+    place_columns = slice(columns.start - left, columns.stop - left)
+    if flip:
+        place_columns = slice(width - place_columns.stop, width - place_columns.start)
+    if not planar:
+        _copy(value[rows, columns], out[place_rows, place_columns], flip)
+    elif flip:
+        for source, target in zip(value, out, strict=True):
+            _copy(source[rows, columns], target[place_rows, place_columns], flip)
     else:
-        _cut_plane(value, out, geometry, row)
+        np.copyto(out[:, place_rows, place_columns], value[:, rows, columns])
 
 
-def _cut_plane(value: Array, out: Array, geometry: Geometry, row: int) -> None:
+def _clip(start: int, length: int, size: int) -> slice:
+    """Return the part of [start, start + length) that lies in the picture."""
+    first = min(max(0, start), size)
+    return slice(first, max(first, min(size, start + length)))
+
+
+def _scale(source: Array, out: Array, flip: bool) -> None:
+    """Scale a picture or plane to the size of `out`, mirrored where asked."""
     import cv2
 
-    top, left = int(geometry.top[row]), int(geometry.left[row])
-    height, width = int(geometry.height[row]), int(geometry.width[row])
-    flip = bool(geometry.flip[row])
-    if geometry.padding:
-        box, place = _overlap(value.shape, top - geometry.padding, left - geometry.padding, height, width)
-        out.fill(0)
-        _copy(value[box], out[place], flip=False)
-        if flip:
-            out[:] = out[:, ::-1].copy()
-        return
-    box = (slice(top, top + height), slice(left, left + width))
-    if not geometry.resize or (height, width) == geometry.size:
-        _copy(value[box], out, flip)
-        return
-    shrinks = height >= geometry.size[0] and width >= geometry.size[1]
+    height, width = out.shape[:2]
+    shrinks = source.shape[0] >= height and source.shape[1] >= width
     method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    scaled = cv2.resize(
-        value[box], (geometry.size[1], geometry.size[0]), dst=None if flip else out, interpolation=method
-    )
+    scaled = cv2.resize(source, (width, height), dst=None if flip else out, interpolation=method)
     if flip:
         _copy(scaled.reshape(out.shape), out, flip=True)
     elif scaled is not out:
@@ -166,11 +178,3 @@ def _copy(source: Array, out: Array, flip: bool) -> None:
             np.copyto(out, mirrored.reshape(out.shape))
     else:
         np.copyto(out, source[:, ::-1])
-
-
-def _overlap(shape: tuple[int, ...], top: int, left: int, height: int, width: int) -> tuple[Any, Any]:
-    """Return where a box that reaches over the edge meets the picture, and where that goes in the box."""
-    rows = slice(max(0, top), max(0, min(shape[0], top + height)))
-    columns = slice(max(0, left), max(0, min(shape[1], left + width)))
-    place = (slice(rows.start - top, rows.stop - top), slice(columns.start - left, columns.stop - left))
-    return (rows, columns), place

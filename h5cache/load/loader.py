@@ -15,7 +15,7 @@ import numpy.typing as npt
 from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine, default_threads
 from h5cache.load.epoch import EpochRun, RunParts, plan_decoded
-from h5cache.load.memory import BatchMemory
+from h5cache.load.memory import BatchMemory, RecycledMemory
 from h5cache.load.notebook import loader_html
 from h5cache.load.options import check_whole
 from h5cache.load.order import EpochOrder, Order
@@ -32,7 +32,9 @@ log = logging.getLogger(__name__)
 
 #: Batches that are filled ahead of the one the user has: enough for a step that takes a few times the usual time.
 PREFETCH = 3
-#: Decoded bytes that one task fills: small enough that all threads share a batch, so large that tasks cost nothing.
+#: Tasks per thread that a batch is filled in: all threads share a batch, and each task plans its reads only once.
+PIECES_PER_THREAD = 2
+#: Decoded bytes below which a task is not worth its cost.
 PIECE_NBYTES = 2 * 1024 * 1024
 #: Threads are added, up to this many per core, while they spend more than this share of their time in pread.
 COLD_THREADS_PER_CORE = 4
@@ -73,6 +75,7 @@ class Loader:
         self._threads = threads
         self._prefetch = prefetch
         self._window_nbytes = window_nbytes
+        self._window_memory = RecycledMemory(max_idle=1)
         self._labels = labels
         self._summary = summary
         self._fillers = recipe.fillers(reader)
@@ -225,9 +228,17 @@ class Loader:
         return RunParts(
             recipe=self._recipe,
             fillers=self._fillers,
-            decoded=plan_decoded(self._reader, self._recipe, order, batches, ahead, self._window_nbytes),
+            decoded=plan_decoded(
+                self._reader, self._recipe, order, batches, ahead, self._window_nbytes, self._window_memory
+            ),
             memory=self._memory,
             device=self._device,
-            piece_rows=max(1, PIECE_NBYTES // max(1, sample_nbytes)),
+            piece_rows=plan_piece_rows(order.order.batch_size, sample_nbytes, self._num_threads()),
             ahead=ahead,
         )
+
+
+def plan_piece_rows(batch_size: int, sample_nbytes: int, threads: int) -> int:
+    """Return the rows that one task fills: a share of the batch, but not less than is worth a task."""
+    share = -(-batch_size // (PIECES_PER_THREAD * max(1, threads)))
+    return max(1, share, PIECE_NBYTES // max(1, sample_nbytes))

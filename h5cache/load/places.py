@@ -34,9 +34,8 @@ def first_sample(info: DatasetInfo, storage: FieldStorage, block: int, shard: in
     return int(info.starts[shard]) + within
 
 
-def by_shard(plan: BlockPlan, wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """Yield each shard with the rows that are wanted from it."""
-    rows = np.flatnonzero(wanted)
+def by_shard(plan: BlockPlan, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """Yield each shard with those of `rows` that it holds."""
     shards = plan.shards[rows]
     if len(rows) and shards.min() == shards.max():
         yield int(shards[0]), rows

@@ -131,7 +131,7 @@ class SampleReader:
             yield row, stored
         target = self._threads.memory("sample", layout.sample_nbytes)[: layout.sample_nbytes]
         sample = target.view(layout.stored_dtype).reshape(shape)
-        for row in self._read_own_blocks(storage, plan, None, target):
+        for row in self._read_blocks(storage, plan, self._own_rows(storage, plan), None, target):
             yield row, sample
 
     def read_stored(self, name: str, samples: Samples, out: Array) -> None:
@@ -152,57 +152,58 @@ class SampleReader:
             if self._keep == "mapped" and storage.layout.is_raw:
                 self._read_mapped(storage, plan, flat.view(np.uint8))
                 return
-            for _ in self._read_own_blocks(storage, plan, flat.view(np.uint8), None):
+            for _ in self._read_blocks(storage, plan, self._own_rows(storage, plan), flat.view(np.uint8), None):
                 pass
         else:
             self._read_shared_blocks(storage, plan, out)
 
-    def _read_own_blocks(
-        self, storage: FieldStorage, plan: BlockPlan, rows: Bytes | None, sample: Bytes | None
+    def _read_blocks(
+        self, storage: FieldStorage, plan: BlockPlan, wanted: Samples, rows: Bytes | None, block: Bytes | None
     ) -> Iterator[int]:
-        """Read blocks of one sample each into `rows[row]`, or each into `sample`; yield a row when it is there.
+        """Read the blocks of the rows `wanted`, each into its row of `rows`, or each into `block`; yield row by row.
 
-        This is the hot path: one preadv and one decode per sample, and as little Python as can be between them.
+        This is the hot path: one preadv and one decode per block, and as little Python as can be between them.
         """
         decode, prefix = self._decoder(storage)
-        scratch = self._threads.memory("stored", prefix + storage.layout.sample_nbytes)
-        sample_nbytes = storage.layout.sample_nbytes
+        block_nbytes, is_raw = storage.layout.block_nbytes, storage.layout.is_raw
+        scratch = self._threads.memory("stored", prefix + int(plan.nbytes.max(initial=0)))
         counters = self._threads.counters()
         unchecked = self._checks.unchecked(storage)
         checksums = storage.block_checksums
         preadv = os.preadv
-        for shard, members in by_shard(plan, plan.offsets != THROUGH_HDF5):
+        for shard, members in by_shard(plan, wanted):
             with self._store.opened(shard) as descriptor:
-                for row, block, offset, nbytes in zip(
+                for row, number, offset, nbytes in zip(
                     members.tolist(),
                     plan.blocks[members].tolist(),
                     plan.offsets[members].tolist(),
                     plan.nbytes[members].tolist(),
                     strict=True,
                 ):
-                    target: Bytes = rows[row] if rows is not None else sample  # type: ignore[assignment]
-                    if nbytes == 0:
-                        self._read_zeros(storage, block, shard, target)
+                    target: Bytes = rows[row] if rows is not None else block  # type: ignore[assignment]
+                    if is_raw or nbytes == block_nbytes:
+                        stored = target = target[:nbytes]  # the last block of a contiguous field may be short
+                    elif nbytes == 0:
+                        self._read_zeros(storage, number, shard, target)
                         yield row
                         continue
-                    stored = target if nbytes == sample_nbytes else scratch[prefix : prefix + nbytes]
+                    else:
+                        stored = scratch[prefix : prefix + nbytes]
                     began = perf_counter_ns()
                     if preadv(descriptor, (stored.data,), offset) != nbytes:
                         self._store.fill(descriptor, shard, offset, stored)
                     read = perf_counter_ns()
-                    if unchecked is not None and unchecked[block]:
-                        if checksum(stored) != int(checksums[block]):
-                            self._reread_block(storage, block, shard, target)
+                    if unchecked is not None and unchecked[number]:
+                        if checksum(stored) != int(checksums[number]):
+                            self._reread_block(storage, number, shard, target)
                             yield row
                             continue
-                        self._checks.note(storage, block, shard)
+                        self._checks.note(storage, number, shard)
                     if stored is not target:
                         try:
                             decode(scratch, nbytes, target)
                         except CodecError as exc:
-                            raise ChecksumError(
-                                f"{describe_block(self._info, storage, block, shard)} does not decode: {exc}"
-                            ) from exc
+                            raise self._damaged(storage, number, shard, f"does not decode: {exc}") from exc
                     done = perf_counter_ns()
                     counters.nbytes += nbytes
                     counters.read_ns += read - began
@@ -213,42 +214,16 @@ class SampleReader:
         """Decode each block of several samples once, and deal its samples to their rows."""
         layout = storage.layout
         block = np.empty((layout.block_samples, *layout.field.shape), layout.stored_dtype)
-        rows = np.flatnonzero(plan.offsets != THROUGH_HDF5)
+        rows = self._own_rows(storage, plan)
         order = rows[np.argsort(plan.blocks[rows], kind="stable")]
-        numbers = plan.blocks[order]
-        bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
-        for start, stop in pairwise(bounds):
-            members = order[start:stop]
-            row = int(members[0])
-            nbytes = int(plan.nbytes[row])
-            # The last block of a contiguous field may be short.
-            target = block[: nbytes // layout.sample_nbytes] if layout.is_raw else block
-            self._read_block(storage, plan, row, target.reshape(-1).view(np.uint8))
-            out[members] = target[plan.places[members]]
-
-    def _read_block(self, storage: FieldStorage, plan: BlockPlan, row: int, target: Bytes) -> None:
-        """Read and decode the block that holds the sample of `row`."""
-        block, shard, nbytes = int(plan.blocks[row]), int(plan.shards[row]), int(plan.nbytes[row])
-        if nbytes == 0:
-            self._read_zeros(storage, block, shard, target)
+        bounds = np.flatnonzero(np.diff(plan.blocks[order], prepend=-1, append=-1))
+        if len(bounds) - 1 == len(order):  # the rule in a shuffle: no two samples share a block
+            for row in self._read_blocks(storage, plan, order, None, block.reshape(-1).view(np.uint8)):
+                out[row] = block[plan.places[row]]
             return
-        decode, prefix = self._decoder(storage)
-        scratch = self._threads.memory("stored", prefix + storage.layout.block_nbytes)
-        stored = target if nbytes == target.size else scratch[prefix : prefix + nbytes]
-        began = perf_counter_ns()
-        self._store.read_into(shard, int(plan.offsets[row]), stored)
-        read = perf_counter_ns()
-        if not self._checks.is_intact(storage, block, shard, stored):
-            self._reread_block(storage, block, shard, target)
-            return
-        if stored is not target:
-            try:
-                decode(scratch, nbytes, target)
-            except CodecError as exc:
-                raise ChecksumError(
-                    f"{describe_block(self._info, storage, block, shard)} does not decode: {exc}"
-                ) from exc
-        self._threads.counters().add(nbytes, began, read)
+        members = {int(order[start]): order[start:stop] for start, stop in pairwise(bounds.tolist())}
+        for row in self._read_blocks(storage, plan, order[bounds[:-1]], None, block.reshape(-1).view(np.uint8)):
+            out[members[row]] = block[plan.places[members[row]]]
 
     def read_chunk(self, name: str, chunk: int, out: Array) -> None:
         """Decode a whole chunk, counted over all shards, into `out`: the chunk's shape, in stored dtype."""
@@ -290,7 +265,8 @@ class SampleReader:
             target.fill(0)  # padding behind the last sample
             return
         plan = plan_blocks(storage, self._info.starts, np.array([first]))
-        self._read_block(storage, plan, 0, target)
+        for _ in self._read_blocks(storage, plan, np.zeros(1, np.int64), None, target):
+            pass
 
     def _read_zeros(self, storage: FieldStorage, block: int, shard: int, target: Bytes) -> None:
         """Fill in a block of which no byte is stored; its chunk, a mark of 172 bytes, must still say that it is so."""
@@ -335,12 +311,23 @@ class SampleReader:
         place = int(storage.chunk_starts[shard]) + chunk_in_shard(storage, block, shard)
         return self._store.read(shard, int(storage.chunk_offsets[place]), int(storage.chunk_nbytes[place]))
 
+    def _own_rows(self, storage: FieldStorage, plan: BlockPlan) -> Samples:
+        """Return the rows that are read beside libhdf5."""
+        if not self._needs_hdf5(storage):
+            return np.arange(len(plan.offsets))
+        return np.flatnonzero(plan.offsets != THROUGH_HDF5)
+
+    def _needs_hdf5(self, storage: FieldStorage) -> bool:
+        found = self._foreign.get(storage)
+        if found is None:
+            found = self._foreign[storage] = bool((storage.chunk_offsets == THROUGH_HDF5).any())
+        return found
+
     def _read_foreign(self, storage: FieldStorage, plan: BlockPlan) -> tuple[Array, Samples]:
         """Read what libhdf5 must read; return those samples in stored dtype and their rows."""
-        wanted = plan.offsets == THROUGH_HDF5
-        rows = np.flatnonzero(wanted)
+        rows = np.flatnonzero(plan.offsets == THROUGH_HDF5) if self._needs_hdf5(storage) else np.zeros(0, np.int64)
         values = np.empty((len(rows), *storage.layout.field.shape), storage.layout.stored_dtype)
-        for shard, members in by_shard(plan, wanted):
+        for shard, members in by_shard(plan, rows):
             place = np.searchsorted(rows, members)
             part = np.empty((len(members), *values.shape[1:]), values.dtype)
             self._read_through_hdf5(storage, shard, plan.local[members], part)
@@ -366,6 +353,7 @@ class SampleReader:
         self._store = MemoryStore(self._info.shards) if self._keep == "stored" else LocalStore(self._info.shards)
         self._maps = MappedFiles(self._store)
         self._decoders: dict[str, BlockDecoder] = {}
+        self._foreign: dict[FieldStorage, bool] = {}
         self._checks = BlockChecks(self._checks.verify)
         self._threads = ThreadState()
         self._resident = dict(self._info.resident)
@@ -385,7 +373,7 @@ class SampleReader:
     def _read_mapped(self, storage: FieldStorage, plan: BlockPlan, out: Bytes) -> None:
         """Copy raw samples out of the mapped files, and check those that have not been checked yet."""
         unchecked = self._checks.unchecked(storage)
-        for shard, members in by_shard(plan, plan.offsets != THROUGH_HDF5):
+        for shard, members in by_shard(plan, self._own_rows(storage, plan)):
             began = perf_counter_ns()
             self._maps.copy(storage, plan, shard, members, out)
             self._threads.counters().add(storage.layout.sample_nbytes * len(members), began, perf_counter_ns())

@@ -64,7 +64,7 @@ def test_split_parts_are_disjoint_and_together_everything(ds: H5TensorDataset) -
     assert sorted(seen) == sorted(found["val"])
 
 
-@pytest.mark.parametrize("wrong", [{}, {"train": -1.0}, {"train": 0.0}, {"train": float("nan")}])
+@pytest.mark.parametrize("wrong", [{}, {"train": -1.0}, {"train": 0.5}, {"train": float("nan")}, {"a": 1.5, "b": -0.5}])
 def test_wrong_shares_are_refused(ds: H5TensorDataset, wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="shares"):
         ds.split(**wrong)
