@@ -127,10 +127,8 @@ def cut(value: Array, out: Array, geometry: Geometry, row: int, *, planar: bool)
         for source, target in zip(value, out, strict=True) if planar else [(value, out)]:
             _scale(source[box], target, flip)
         return
-    rows, columns = (
-        _clip(top, height, value.shape[1 if planar else 0]),
-        _clip(left, width, value.shape[2 if planar else 1]),
-    )
+    size = value.shape[1:] if planar else value.shape
+    rows, columns = _clip(top, height, size[0]), _clip(left, width, size[1])
     if rows.stop - rows.start < height or columns.stop - columns.start < width:
         out.fill(0)
     place_rows = slice(rows.start - top, rows.stop - top)
