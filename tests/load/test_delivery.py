@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from load_cases import content
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from h5cache import H5TensorDataset
 from h5cache.load.augment import HorizontalFlip, RandomCrop
+from h5cache.load.fill import reorder
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 PICTURES = ["big", "big_codes", "small", "codes", "hwc"]
@@ -104,3 +106,15 @@ def test_a_conv_net_takes_channels_last_without_a_hidden_copy(one: H5TensorDatas
     assert result.is_contiguous(memory_format=torch.channels_last)
     copies = {event.key for event in profile.key_averages()} & {"aten::clone", "aten::copy_", "aten::_to_copy"}
     assert not copies
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 24), (4, 5, 7), (1, 8, 8), (3, 1, 9), (3, 9, 1)])
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int16"])
+def test_reordering_a_picture_there_and_back_gives_the_same_pixels(shape: tuple[int, ...], dtype: str) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
+    last = np.zeros((*shape[1:], shape[0]), dtype)
+    reorder(picture, last, channels_last=True)
+    np.testing.assert_array_equal(last, picture.transpose(1, 2, 0))
+    back = np.zeros(shape, dtype)
+    reorder(last, back, channels_last=False)
+    np.testing.assert_array_equal(back, picture)
