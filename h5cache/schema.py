@@ -7,6 +7,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,16 +87,16 @@ class Field:
         if self.exact == "codes" and self.dtype not in QUANTISABLE:
             raise SchemaError(f"exact='codes' is for {', '.join(sorted(QUANTISABLE))}, not {self.dtype}")
 
-    @property
+    @cached_property
     def stored_dtype(self) -> np.dtype[Any]:
         """The numpy dtype that holds this field's bits: its own, or uint16 for bfloat16."""
         return np.dtype(STORED_AS[self.dtype])
 
-    @property
+    @cached_property
     def sample_nbytes(self) -> int:
         return math.prod(self.shape) * self.stored_dtype.itemsize
 
-    @property
+    @cached_property
     def channel_axis(self) -> int | None:
         """The axis of a sample that counts its channels; None where the field is no picture."""
         return {"CHW": 0, "HWC": -1, None: None}[self.layout]

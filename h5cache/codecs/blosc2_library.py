@@ -12,7 +12,7 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -40,6 +40,13 @@ class Decompressor(Protocol):
         """Decode `chunk` into all of `out`, both C-contiguous; CodecError if that fails or yields another size.
 
         The chunk's header must have been checked against both sizes: C trusts it.
+        """
+
+    def bind(self, memory: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> Callable[[int, int], None]:
+        """Return `decompress(chunk_nbytes, row)`, for the thread that calls this.
+
+        It decodes the chunk at `memory[:chunk_nbytes]` into `rows[row]`. Both numbers are the caller's to check, and
+        `memory` and `rows` are C-contiguous and writable.
         """
 
 
@@ -95,14 +102,29 @@ class LibraryDecompressor:
         self._contexts = threading.local()
 
     def __call__(self, chunk: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:
-        try:
-            context = self._contexts.context
-        except AttributeError:
-            context = self._contexts.context = _Context(self._library)
         out_nbytes = out.nbytes
-        got = self._decompress(context.pointer, _address(chunk), chunk.nbytes, _address(out), out_nbytes)
+        got = self._decompress(self._context().pointer, _address(chunk), chunk.nbytes, _address(out), out_nbytes)
         if got != out_nbytes:
             raise _decode_error(got, out_nbytes)
+
+    def bind(self, memory: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> Callable[[int, int], None]:
+        context, call = self._context(), self._decompress
+        pointer, source, target, row_nbytes = context.pointer, _address(memory), _address(rows), rows.shape[1]
+
+        # The addresses are good as long as what they point into is alive.
+        def decompress(chunk_nbytes: int, row: int, _alive: tuple[Any, ...] = (context, memory, rows)) -> None:
+            got = call(pointer, source, chunk_nbytes, target + row * row_nbytes, row_nbytes)
+            if got != row_nbytes:
+                raise _decode_error(got, row_nbytes)
+
+        return decompress
+
+    def _context(self) -> _Context:
+        try:
+            found: _Context = self._contexts.context
+        except AttributeError:
+            found = self._contexts.context = _Context(self._library)
+        return found
 
 
 class FallbackDecompressor:
@@ -125,6 +147,9 @@ class FallbackDecompressor:
             self._decompress2(chunk, out.reshape(-1).view(np.uint8), nthreads=1)
         except (ValueError, RuntimeError) as exc:
             raise _decode_error(-1, out.nbytes) from exc
+
+    def bind(self, memory: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> Callable[[int, int], None]:
+        return lambda chunk_nbytes, row: self(memory[:chunk_nbytes], rows[row])
 
 
 def _decode_error(got: int, expected: int) -> CodecError:

@@ -15,7 +15,7 @@ from h5cache.errors import CodecError
 
 from .blosc2_library import Decompressor, decompressor
 from .blosc_chunk import block_starts, one_block_header, read_header
-from .codec import BlockDecoder, BlockSpans, Buffer
+from .codec import BlockDecoder, BlockSpans, Buffer, DecodeRow, check_scratch, check_stored_nbytes
 from .memory import as_bytes, check_out, copy_raw
 
 __all__ = ["BloscBlockDecoder", "locate_blosc_blocks"]
@@ -48,10 +48,10 @@ class BloscBlockDecoder(BlockDecoder):
         self._header = header
         self._extended = extended
         self._decompress = decompress or decompressor()
+        # All but cbytes, which differs from block to block, in one call: this runs once per sample.
+        self._prefix = struct.Struct(f"<12si{overhead - 16}si")
         if header:
             self._check_header(header, overhead)
-            # All but cbytes, which differs from block to block, in one call: this runs once per sample.
-            self._prefix = struct.Struct(f"<12si{overhead - 16}si")
 
     def _check_header(self, header: bytes, overhead: int) -> None:
         if len(header) != overhead:
@@ -65,25 +65,35 @@ class BloscBlockDecoder(BlockDecoder):
 
     def decode(self, stored: Buffer, out: npt.NDArray[Any]) -> None:
         source = as_bytes(stored)
+        check_out(out, self.block_nbytes)
         scratch = np.empty(self.prefix_nbytes + source.size, np.uint8)
         scratch[self.prefix_nbytes :] = source
-        self.decode_prefixed(scratch, source.size, out)
+        self.bind(scratch, out.reshape(1, -1).view(np.uint8))(source.size, 0)
 
-    def decode_prefixed(self, scratch: npt.NDArray[np.uint8], stored_nbytes: int, out: npt.NDArray[Any]) -> None:
-        check_out(out, self.block_nbytes)
-        stop = self.prefix_nbytes + stored_nbytes
-        if not 0 <= stored_nbytes <= scratch.nbytes - self.prefix_nbytes:
-            raise CodecError(
-                f"a block of {stored_nbytes} stored bytes does not fit in {scratch.nbytes} bytes of scratch"
-            )
-        if stored_nbytes in (0, self.block_nbytes):
-            copy_raw(scratch[self.prefix_nbytes : stop], out)
-            return
-        if not self._header:
+    def bind(self, scratch: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> DecodeRow:
+        check_scratch(scratch)
+        check_out(rows, len(rows) * self.block_nbytes)
+        header, rest, prefix, block_nbytes = self._header, self._header[16:], self.prefix_nbytes, self.block_nbytes
+        room, num_rows, head = scratch.nbytes - prefix, len(rows), scratch.data
+        pack = self._prefix.pack_into
+        decompress = self._decompress.bind(scratch, rows)
+
+        def decode_row(stored_nbytes: int, row: int) -> None:
+            if not 0 < stored_nbytes <= room or stored_nbytes == block_nbytes or not 0 <= row < num_rows or not header:
+                self._decode_other(scratch, stored_nbytes, rows[row])
+                return
+            # cbytes = all of it; the only block starts right behind the prefix.
+            pack(head, 0, header, prefix + stored_nbytes, rest, prefix)
+            decompress(prefix + stored_nbytes, row)
+
+        return decode_row
+
+    def _decode_other(self, scratch: npt.NDArray[np.uint8], stored_nbytes: int, out: npt.NDArray[np.uint8]) -> None:
+        """Zeros and raw blocks, which hold nothing that is coded; and errors."""
+        check_stored_nbytes(stored_nbytes, scratch.nbytes - self.prefix_nbytes)
+        if stored_nbytes not in (0, self.block_nbytes):
             raise CodecError("this field has no coded chunk, so no header to decode a block with")
-        # cbytes = all of it; the only block starts right behind the prefix.
-        self._prefix.pack_into(scratch.data, 0, self._header, stop, self._header[16:], self.prefix_nbytes)
-        self._decompress(scratch[:stop], out)
+        copy_raw(scratch[self.prefix_nbytes :][:stored_nbytes], out)
 
 
 def _make(header: bytes, block_nbytes: int, extended: bool) -> BloscBlockDecoder:

@@ -7,15 +7,29 @@ Nothing here knows files, HDF5 libraries or torch. A codec is a frozen value: it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BlockDecoder", "BlockSpans", "Buffer", "ChunkGeometry", "Codec"]
+from h5cache.errors import CodecError
+
+__all__ = [
+    "BlockDecoder",
+    "BlockSpans",
+    "Buffer",
+    "ChunkGeometry",
+    "Codec",
+    "DecodeRow",
+    "check_scratch",
+    "check_stored_nbytes",
+]
 
 Buffer: TypeAlias = "bytes | bytearray | memoryview | npt.NDArray[np.uint8]"
+#: Called with the number of stored bytes in the scratch, and the row to decode them into.
+DecodeRow: TypeAlias = "Callable[[int, int], None]"
 
 
 @dataclass(frozen=True)
@@ -55,20 +69,38 @@ class BlockSpans:
 class BlockDecoder(ABC):
     """Decode single blocks of one field. Safe from many threads at once; the GIL is released while decoding."""
 
-    #: Bytes that must be free in front of a block's stored bytes for `decode_prefixed`.
-    prefix_nbytes: int
+    #: Bytes that must be free in front of a block's stored bytes in the scratch of `bind`.
+    prefix_nbytes: int = 0
     block_nbytes: int
 
     @abstractmethod
     def decode(self, stored: Buffer, out: npt.NDArray[Any]) -> None:
         """Decode one block's stored bytes into `out`, C-contiguous, of exactly `block_nbytes`; else CodecError."""
 
-    @abstractmethod
-    def decode_prefixed(self, scratch: npt.NDArray[np.uint8], stored_nbytes: int, out: npt.NDArray[Any]) -> None:
-        """As `decode`, for stored bytes that lie at `scratch[prefix_nbytes : prefix_nbytes + stored_nbytes]`.
+    def bind(self, scratch: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8]) -> DecodeRow:
+        """Return `decode_row(stored_nbytes, row)`, for the thread that calls this: the hot path of reading.
 
-        The prefix is overwritten: one thread per scratch. This saves the hot path a copy of the stored bytes.
+        It decodes the bytes at `scratch[prefix_nbytes : prefix_nbytes + stored_nbytes]` into `rows[row]`, with the
+        errors of `decode`; the prefix is overwritten. `rows` is C-contiguous `(any, block_nbytes)`. What can be
+        checked once for all blocks is checked here, and nothing is copied.
         """
+        check_scratch(scratch)
+
+        def decode_row(stored_nbytes: int, row: int) -> None:
+            check_stored_nbytes(stored_nbytes, scratch.nbytes)
+            self.decode(scratch[:stored_nbytes], rows[row])
+
+        return decode_row
+
+
+def check_scratch(scratch: npt.NDArray[np.uint8]) -> None:
+    if scratch.ndim != 1 or not scratch.flags.c_contiguous or not scratch.flags.writeable:
+        raise CodecError("scratch must be one-dimensional, contiguous and writable")
+
+
+def check_stored_nbytes(stored_nbytes: int, room_nbytes: int) -> None:
+    if not 0 <= stored_nbytes <= room_nbytes:
+        raise CodecError(f"a block of {stored_nbytes} stored bytes does not fit in {room_nbytes} bytes of scratch")
 
 
 class Codec(ABC):

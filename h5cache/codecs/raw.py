@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.errors import CodecError
-
 from .codec import BlockDecoder, BlockSpans, Buffer, ChunkGeometry, Codec
 from .geometry import check_geometry
 from .memory import as_bytes, as_chunk_bytes, check_out, copy_raw
@@ -55,16 +53,8 @@ class Raw(Codec):
 
 class _RawBlockDecoder(BlockDecoder):
     def __init__(self, block_nbytes: int) -> None:
-        self.prefix_nbytes = 0
         self.block_nbytes = block_nbytes
 
     def decode(self, stored: Buffer, out: npt.NDArray[Any]) -> None:
         check_out(out, self.block_nbytes)
         copy_raw(as_bytes(stored), out)
-
-    def decode_prefixed(self, scratch: npt.NDArray[np.uint8], stored_nbytes: int, out: npt.NDArray[Any]) -> None:
-        if not 0 <= stored_nbytes <= scratch.nbytes:
-            raise CodecError(
-                f"a block of {stored_nbytes} stored bytes does not fit in {scratch.nbytes} bytes of scratch"
-            )
-        self.decode(scratch[:stored_nbytes], out)

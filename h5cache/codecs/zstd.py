@@ -66,7 +66,6 @@ class Zstd(Codec):
 
 class _ZstdBlockDecoder(BlockDecoder):
     def __init__(self, block_nbytes: int) -> None:
-        self.prefix_nbytes = 0
         self.block_nbytes = block_nbytes
 
     def decode(self, stored: Buffer, out: npt.NDArray[Any]) -> None:
@@ -76,13 +75,6 @@ class _ZstdBlockDecoder(BlockDecoder):
             copy_raw(source, out)
         else:
             _decode_frame(source, out)
-
-    def decode_prefixed(self, scratch: npt.NDArray[np.uint8], stored_nbytes: int, out: npt.NDArray[Any]) -> None:
-        if not 0 <= stored_nbytes <= scratch.nbytes:
-            raise CodecError(
-                f"a block of {stored_nbytes} stored bytes does not fit in {scratch.nbytes} bytes of scratch"
-            )
-        self.decode(scratch[:stored_nbytes], out)
 
 
 def _decode_frame(source: npt.NDArray[np.uint8], out: npt.NDArray[Any]) -> None:

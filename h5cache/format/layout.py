@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -51,41 +52,41 @@ class FieldLayout:
     #: Written in one piece (an HDF5 contiguous dataset) rather than in chunks.
     contiguous: bool = False
 
-    @property
+    @cached_property
     def stored_dtype(self) -> np.dtype[Any]:
         return np.dtype(np.uint8) if self.codes else self.field.stored_dtype
 
-    @property
+    @cached_property
     def sample_nbytes(self) -> int:
         """Bytes of one sample as stored, before coding."""
         return self.field.sample_nbytes // (self.field.stored_dtype.itemsize if self.codes else 1)
 
-    @property
+    @cached_property
     def block_nbytes(self) -> int:
         return self.block_samples * self.sample_nbytes
 
-    @property
+    @cached_property
     def chunk_nbytes(self) -> int:
         return self.chunk_samples * self.sample_nbytes
 
-    @property
+    @cached_property
     def chunk_shape(self) -> tuple[int, ...]:
         return (self.chunk_samples, *self.field.shape)
 
-    @property
+    @cached_property
     def blocks_per_chunk(self) -> int:
         return self.chunk_samples // self.block_samples
 
-    @property
+    @cached_property
     def resident(self) -> bool:
         return self.contiguous and self.sample_nbytes <= RESIDENT_NBYTES
 
-    @property
+    @cached_property
     def is_raw(self) -> bool:
         """True where stored bytes are the samples themselves, so that a row is found by multiplication."""
         return self.codec.filter_id is None
 
-    @property
+    @cached_property
     def geometry(self) -> ChunkGeometry:
         return plan_geometry(self.field, self.codes, self.block_samples, self.chunk_samples)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,11 @@ class FieldStorage:
     table: ValueTable | None = None
     #: The dataset's path in its file.
     name: str = ""
+
+    @cached_property
+    def needs_hdf5(self) -> bool:
+        """True where libhdf5 must read some of the chunks."""
+        return bool((self.chunk_offsets == THROUGH_HDF5).any())
 
     @property
     def stored_nbytes(self) -> int:

@@ -14,10 +14,11 @@ from h5cache.errors import StateError
 from h5cache.load.board import EpochBoard
 from h5cache.load.engine import Engine
 from h5cache.load.epoch import EpochRun, RunParts, plan_decoded
-from h5cache.load.memory import BatchMemory, FreshMemory, RecycledMemory, SharedMemory
+from h5cache.load.memory import BatchMemory, FreshMemory, RecycledMemory
 from h5cache.load.options import LoaderOptions, check_whole, resolve_rank
 from h5cache.load.order import EpochOrder, Order
 from h5cache.load.read import SampleReader
+from h5cache.load.shared import worker_memory
 from h5cache.load.state import LoaderState
 
 __all__ = ["BatchStream"]
@@ -85,7 +86,7 @@ class BatchStream(IterableDataset[Any]):
             # Raised here it would end a persistent worker, and the consumer would hear of an exit code.
             return _raise_later(exc)
         self._board.note(epoch_order.epoch, epoch_order.order.groups, start)
-        memory: BatchMemory = RecycledMemory(2) if get_worker_info() is None else SharedMemory()
+        memory: BatchMemory = RecycledMemory(2) if get_worker_info() is None else worker_memory()
         parts = RunParts(
             recipe=self._recipe,
             fillers=self._recipe.fillers(self._reader),

@@ -38,6 +38,11 @@ class BlockChecks:
             found = self._flags.setdefault(key, np.ones(len(storage.block_checksums), bool))
         return found
 
+    def are_unchecked(self, storage: FieldStorage, blocks: npt.NDArray[np.int64]) -> Flags:
+        """Say which of `blocks` are still to be checked."""
+        unchecked = self.unchecked(storage)
+        return np.zeros(len(blocks), bool) if unchecked is None else unchecked[blocks]
+
     def is_intact(self, storage: FieldStorage, block: int, shard: int, stored: npt.NDArray[np.uint8]) -> bool:
         """Say whether a block's stored bytes are those of its checksum, where that is still to be checked."""
         unchecked = self.unchecked(storage)

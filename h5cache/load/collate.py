@@ -34,27 +34,35 @@ class Rows(list[Any]):
     def __init__(self, rows: Any, batch: dict[str, torch.Tensor]) -> None:
         super().__init__(rows)
         self.batch = batch
-        self._made = [_values(row) for row in self]
+        self._made = list(self)
 
     @property
     def is_untouched(self) -> bool:
         """False once a collate_fn has reordered, dropped or replaced samples: the batch is theirs no more."""
-        return len(self) == len(self._made) and all(
-            len(made) == len(row) and all(map(operator.is_, made, _values(row)))
-            for made, row in zip(self._made, self, strict=True)
+        return len(self) == len(self._made) and all(map(operator.is_, self, self._made))
+
+
+class DictRows(Rows):
+    """Samples by field name, whose values a collate_fn may have replaced one by one."""
+
+    def __init__(self, rows: Any, batch: dict[str, torch.Tensor]) -> None:
+        super().__init__(rows, batch)
+        self._values = [tuple(row.values()) for row in self]
+
+    @property
+    def is_untouched(self) -> bool:
+        return super().is_untouched and all(
+            len(row) == len(made) and all(map(operator.is_, row.values(), made))
+            for row, made in zip(self, self._values, strict=True)
         )
-
-
-def _values(row: Any) -> tuple[torch.Tensor, ...]:
-    return tuple(row.values()) if isinstance(row, dict) else tuple(row)
 
 
 def make_rows(batch: dict[str, torch.Tensor], as_dict: bool) -> Rows:
     """Return a batch as the list of its samples."""
-    columns = [tensor.unbind(0) for tensor in batch.values()]
+    samples = zip(*(tensor.unbind(0) for tensor in batch.values()), strict=True)
     if as_dict:
-        return Rows((DictRow(zip(batch, row, strict=True)) for row in zip(*columns, strict=True)), batch)
-    return Rows((TupleRow(row) for row in zip(*columns, strict=True)), batch)
+        return DictRows((DictRow(zip(batch, sample, strict=True)) for sample in samples), batch)
+    return Rows(map(TupleRow, samples), batch)
 
 
 def _collate_tuples(rows: Any, *, collate_fn_map: Any = None) -> Any:

@@ -25,11 +25,12 @@ from h5cache.load.collate import make_rows
 from h5cache.load.delivery import plan_delivery
 from h5cache.load.fill import FieldFiller
 from h5cache.load.loader import PREFETCH, Loader
-from h5cache.load.memory import FreshMemory, SharedMemory
+from h5cache.load.memory import FreshMemory
 from h5cache.load.notebook import dataset_html
 from h5cache.load.options import LoaderOptions
 from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
+from h5cache.load.shared import worker_memory
 from h5cache.load.show import Preview, Shown, make_preview
 from h5cache.schema import Schema
 
@@ -270,7 +271,7 @@ class H5TensorDataset(Dataset[Any]):
     def _read(self, numbers: Samples, shared: bool) -> dict[str, torch.Tensor]:
         """Read samples in this thread, into memory of their own."""
         samples = self._file_samples(numbers)
-        memory = self._recipe.take_memory(SharedMemory() if shared else FreshMemory(), len(samples))
+        memory = self._recipe.take_memory(worker_memory() if shared else FreshMemory(), len(samples))
         if self._fillers is None:
             self._fillers = self._recipe.fillers(self._reader)
         for name, filler in self._fillers.items():

@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 #: Batches that are filled ahead of the one the user has: enough for a step that takes a few times the usual time.
 PREFETCH = 3
-#: Tasks per thread that a batch is filled in: all threads share a batch, and each task plans its reads only once.
-PIECES_PER_THREAD = 2
 #: Decoded bytes below which a task is not worth its cost.
 PIECE_NBYTES = 2 * 1024 * 1024
 #: Threads are added, up to this many per core, while they spend more than this share of their time in pread.
@@ -239,6 +237,9 @@ class Loader:
 
 
 def plan_piece_rows(batch_size: int, sample_nbytes: int, threads: int) -> int:
-    """Return the rows that one task fills: a share of the batch, but not less than is worth a task."""
-    share = -(-batch_size // (PIECES_PER_THREAD * max(1, threads)))
+    """Return the rows that one task fills: a thread's share of the batch, but not less than is worth a task.
+
+    Smaller pieces would not spread the work better, as who is done goes on with the next batch.
+    """
+    share = -(-batch_size // max(1, threads))
     return max(1, share, PIECE_NBYTES // max(1, sample_nbytes))

@@ -1,4 +1,4 @@
-"""The memory of batches: recycled, pinned, or shared with the process that waits for it.
+"""The memory of batches: recycled or pinned. What is shared with another process is in `shared.py`.
 
 Fresh pages cost more than filling them (38 MB: 12 ms from `torch.empty`, 1.5 ms recycled), so unpinned memory is lent
 and comes back when the last tensor, view or array over it has died. Pinned memory is torch's: its caching allocator
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["BatchMemory", "FreshMemory", "PinnedMemory", "RecycledMemory", "SharedMemory", "torch_dtype"]
+__all__ = ["BatchMemory", "FreshMemory", "PinnedMemory", "RecycledMemory", "contiguous_strides", "torch_dtype"]
 
 #: Batch memory begins at a cache line, as torch's own does.
 ALIGNMENT = 64
@@ -79,23 +79,11 @@ class PinnedMemory(BatchMemory):
         return tensor.numpy(), tensor
 
 
-class SharedMemory(BatchMemory):
-    """Memory that another process can map: a DataLoader worker's batch then needs no second copy."""
-
-    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], torch.Tensor]:
-        kind = torch_dtype(dtype)
-        count = int(np.prod(shape, dtype=np.int64))
-        # The same call that torch's default_collate uses in a worker.
-        storage = torch.UntypedStorage._new_shared(count * dtype.itemsize)  # type: ignore[no-untyped-call]
-        tensor = torch.empty(0, dtype=kind).set_(storage, 0, shape, _strides(shape))
-        return tensor.numpy(), tensor
-
-
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = [1]
     for dim in reversed(shape[1:]):
         strides.append(strides[-1] * dim)

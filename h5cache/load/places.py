@@ -36,8 +36,10 @@ def first_sample(info: DatasetInfo, storage: FieldStorage, block: int, shard: in
 
 def by_shard(plan: BlockPlan, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
     """Yield each shard with those of `rows` that it holds."""
+    if not len(rows):
+        return
     shards = plan.shards[rows]
-    if len(rows) and shards.min() == shards.max():
+    if shards.min() == shards.max():
         yield int(shards[0]), rows
         return
     for shard in np.unique(shards).tolist():

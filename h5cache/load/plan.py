@@ -49,27 +49,28 @@ def plan_blocks(storage: FieldStorage, starts: Integers, samples: Integers) -> B
     """Locate `samples` (numbers within the dataset, any order, repeats allowed) of one field."""
     layout = storage.layout
     shards, local = _in_shards(starts, samples)
-    block_in_shard = local // layout.block_samples
-    blocks = storage.block_starts[shards] + block_in_shard
+    in_shard = local // layout.block_samples if layout.block_samples > 1 else local
+    blocks = _first(storage.block_starts, shards) + in_shard
     if layout.contiguous:
         chunks = storage.chunk_starts[shards]
-        within = block_in_shard * layout.block_nbytes
-        counts = (starts[shards + 1] - starts[shards]) - block_in_shard * layout.block_samples
+        within = in_shard * layout.block_nbytes
+        counts = (starts[shards + 1] - starts[shards]) - in_shard * layout.block_samples
         nbytes = np.minimum(counts, layout.block_samples) * layout.sample_nbytes
     else:
-        chunks = storage.chunk_starts[shards] + local // layout.chunk_samples
+        chunks = _first(storage.chunk_starts, shards) + local // layout.chunk_samples
         if layout.is_raw:
-            within = block_in_shard % layout.blocks_per_chunk * layout.block_nbytes
+            within = in_shard % layout.blocks_per_chunk * layout.block_nbytes
             nbytes = np.full(len(samples), layout.block_nbytes)
         else:
             within = storage.block_offsets[blocks].astype(np.int64)
             nbytes = storage.block_nbytes[blocks].astype(np.int64)
     base = storage.chunk_offsets[chunks]
-    return BlockPlan(
-        blocks=blocks,
-        places=local % layout.block_samples,
-        shards=shards,
-        local=local,
-        offsets=np.where(base == THROUGH_HDF5, THROUGH_HDF5, base + within),
-        nbytes=nbytes,
-    )
+    offsets = base + within
+    if storage.needs_hdf5:
+        offsets[base == THROUGH_HDF5] = THROUGH_HDF5
+    return BlockPlan(blocks, local % layout.block_samples, shards, local, offsets, nbytes)
+
+
+def _first(starts: Integers, shards: Integers) -> Integers | int:
+    """Return the first block or chunk of each shard; of one shard, 0 will do. This runs once per piece of a batch."""
+    return 0 if len(starts) == 2 else starts[shards]

@@ -40,10 +40,11 @@ KEEP_MODES = ("files", "mapped", "stored", "decoded")
 CONTIGUOUS_ROWS = 256
 WARM_NBYTES = 8 * 1024 * 1024
 
+_ZERO = np.zeros(1, np.int64)
+
 Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Samples = npt.NDArray[np.int64]
-Decode = Callable[[Bytes, int, Bytes], None]
 
 
 class SampleReader:
@@ -126,12 +127,12 @@ class SampleReader:
             yield from enumerate(rows)
             return
         plan = plan_blocks(storage, self._info.starts, samples)
-        rows, foreign = self._read_foreign(storage, plan)
-        for row, stored in zip(foreign.tolist(), rows, strict=True):
-            yield row, stored
+        if storage.needs_hdf5:
+            rows, foreign = self._read_foreign(storage, plan)
+            yield from zip(foreign.tolist(), rows, strict=True)
         target = self._threads.memory("sample", layout.sample_nbytes)[: layout.sample_nbytes]
         sample = target.view(layout.stored_dtype).reshape(shape)
-        for row in self._read_blocks(storage, plan, self._own_rows(storage, plan), None, target):
+        for row in self._read_blocks(storage, plan, self._own_rows(storage, plan), target[np.newaxis]):
             yield row, sample
 
     def read_stored(self, name: str, samples: Samples, out: Array) -> None:
@@ -142,73 +143,103 @@ class SampleReader:
             return
         storage = self._info.storage[name]
         plan = plan_blocks(storage, self._info.starts, samples)
-        rows, foreign = self._read_foreign(storage, plan)
-        if len(foreign):
+        if storage.needs_hdf5:
+            rows, foreign = self._read_foreign(storage, plan)
             out[foreign] = rows
-        if storage.layout.block_samples == 1:
-            flat = out.reshape(
-                len(out), storage.layout.field.sample_nbytes // storage.layout.field.stored_dtype.itemsize
-            )
-            if self._keep == "mapped" and storage.layout.is_raw:
-                self._read_mapped(storage, plan, flat.view(np.uint8))
-                return
-            for _ in self._read_blocks(storage, plan, self._own_rows(storage, plan), flat.view(np.uint8), None):
-                pass
-        else:
+        if storage.layout.block_samples > 1:
             self._read_shared_blocks(storage, plan, out)
+            return
+        target = out.reshape(len(out), out[0].size if len(out) else 0).view(np.uint8)
+        own = self._own_rows(storage, plan)
+        if not storage.layout.is_raw:
+            for _ in self._read_blocks(storage, plan, own, target):
+                pass
+        elif self._keep == "mapped":
+            self._read_mapped(storage, plan, own, target)
+        else:
+            self._read_raw(storage, plan, own, target)
 
-    def _read_blocks(
-        self, storage: FieldStorage, plan: BlockPlan, wanted: Samples, rows: Bytes | None, block: Bytes | None
-    ) -> Iterator[int]:
-        """Read the blocks of the rows `wanted`, each into its row of `rows`, or each into `block`; yield row by row.
+    def _read_blocks(self, storage: FieldStorage, plan: BlockPlan, wanted: Samples, rows: Bytes) -> Iterator[int]:
+        """Read the blocks of the rows `wanted`, each into its row of `rows`, or all into the only one; yield each row.
 
         This is the hot path: one preadv and one decode per block, and as little Python as can be between them.
         """
-        decode, prefix = self._decoder(storage)
-        block_nbytes, is_raw = storage.layout.block_nbytes, storage.layout.is_raw
+        decoder = self._decoder(storage)
+        prefix, block_nbytes, is_raw = decoder.prefix_nbytes, storage.layout.block_nbytes, storage.layout.is_raw
         scratch = self._threads.memory("stored", prefix + int(plan.nbytes.max(initial=0)))
-        counters = self._threads.counters()
-        unchecked = self._checks.unchecked(storage)
-        checksums = storage.block_checksums
-        preadv = os.preadv
+        decode_row, room = decoder.bind(scratch, rows), scratch.data[prefix:]
+        counters, checksums = self._threads.counters(), storage.block_checksums
+        only = len(rows) == 1
+        preadv, clock = os.preadv, perf_counter_ns
         for shard, members in by_shard(plan, wanted):
+            blocks = plan.blocks[members]
             with self._store.opened(shard) as descriptor:
-                for row, number, offset, nbytes in zip(
+                for row, number, offset, nbytes, is_unchecked in zip(
                     members.tolist(),
-                    plan.blocks[members].tolist(),
+                    blocks.tolist(),
                     plan.offsets[members].tolist(),
                     plan.nbytes[members].tolist(),
+                    self._checks.are_unchecked(storage, blocks).tolist(),
                     strict=True,
                 ):
-                    target: Bytes = rows[row] if rows is not None else block  # type: ignore[assignment]
+                    place = 0 if only else row
+                    is_coded = False
                     if is_raw or nbytes == block_nbytes:
-                        stored = target = target[:nbytes]  # the last block of a contiguous field may be short
-                    elif nbytes == 0:
-                        self._read_zeros(storage, number, shard, target)
+                        stored = rows[place, :nbytes].data  # the last block of a contiguous field may be short
+                    elif nbytes:
+                        stored, is_coded = room[:nbytes], True
+                    else:
+                        self._read_zeros(storage, number, shard, rows[place])
                         yield row
                         continue
-                    else:
-                        stored = scratch[prefix : prefix + nbytes]
-                    began = perf_counter_ns()
-                    if preadv(descriptor, (stored.data,), offset) != nbytes:
-                        self._store.fill(descriptor, shard, offset, stored)
-                    read = perf_counter_ns()
-                    if unchecked is not None and unchecked[number]:
+                    began = clock()
+                    if preadv(descriptor, (stored,), offset) != nbytes:
+                        self._store.fill(descriptor, shard, offset, np.frombuffer(stored, np.uint8))
+                    read = clock()
+                    if is_unchecked:
                         if checksum(stored) != int(checksums[number]):
-                            self._reread_block(storage, number, shard, target)
+                            self._reread_block(storage, number, shard, rows[place])
                             yield row
                             continue
                         self._checks.note(storage, number, shard)
-                    if stored is not target:
+                    if is_coded:
                         try:
-                            decode(scratch, nbytes, target)
+                            decode_row(nbytes, place)
                         except CodecError as exc:
                             raise self._damaged(storage, number, shard, f"does not decode: {exc}") from exc
-                    done = perf_counter_ns()
+                    done = clock()
                     counters.nbytes += nbytes
                     counters.read_ns += read - began
                     counters.decode_ns += done - read
                     yield row
+
+    def _read_raw(self, storage: FieldStorage, plan: BlockPlan, wanted: Samples, rows: Bytes) -> None:
+        """Read raw samples of a block each into their rows: one preadv for all that lie side by side here and there."""
+        memory, nbytes = rows.reshape(-1).data, storage.layout.sample_nbytes
+        preadv = os.preadv
+        began = perf_counter_ns()
+        for shard, members in by_shard(plan, wanted):
+            offsets = plan.offsets[members]
+            apart = (offsets[1:] - offsets[:-1] != nbytes) | (members[1:] - members[:-1] != 1)
+            first = np.concatenate([_ZERO, np.flatnonzero(apart) + 1])
+            places = members[first] * nbytes
+            lengths = np.concatenate([first[1:], [len(members)]]) - first
+            with self._store.opened(shard) as descriptor:
+                for offset, start, length in zip(
+                    offsets[first].tolist(), places.tolist(), (lengths * nbytes).tolist(), strict=True
+                ):
+                    target = memory[start : start + length]
+                    if preadv(descriptor, (target,), offset) != length:
+                        self._store.fill(descriptor, shard, offset, np.frombuffer(target, np.uint8))
+        self._threads.counters().add(len(wanted) * nbytes, began, perf_counter_ns())
+        self._check_rows(storage, plan, wanted, rows)
+
+    def _check_rows(self, storage: FieldStorage, plan: BlockPlan, wanted: Samples, rows: Bytes) -> None:
+        """Check those raw samples, a block each, that have not been checked yet."""
+        for row in wanted[self._checks.are_unchecked(storage, plan.blocks[wanted])].tolist():
+            block, shard = int(plan.blocks[row]), int(plan.shards[row])
+            if not self._checks.is_intact(storage, block, shard, rows[row]):
+                self._reread_block(storage, block, shard, rows[row])
 
     def _read_shared_blocks(self, storage: FieldStorage, plan: BlockPlan, out: Array) -> None:
         """Decode each block of several samples once, and deal its samples to their rows."""
@@ -218,11 +249,11 @@ class SampleReader:
         order = rows[np.argsort(plan.blocks[rows], kind="stable")]
         bounds = np.flatnonzero(np.diff(plan.blocks[order], prepend=-1, append=-1))
         if len(bounds) - 1 == len(order):  # the rule in a shuffle: no two samples share a block
-            for row in self._read_blocks(storage, plan, order, None, block.reshape(-1).view(np.uint8)):
+            for row in self._read_blocks(storage, plan, order, block.reshape(1, -1).view(np.uint8)):
                 out[row] = block[plan.places[row]]
             return
         members = {int(order[start]): order[start:stop] for start, stop in pairwise(bounds.tolist())}
-        for row in self._read_blocks(storage, plan, order[bounds[:-1]], None, block.reshape(-1).view(np.uint8)):
+        for row in self._read_blocks(storage, plan, order[bounds[:-1]], block.reshape(1, -1).view(np.uint8)):
             out[members[row]] = block[plan.places[members[row]]]
 
     def read_chunk(self, name: str, chunk: int, out: Array) -> None:
@@ -265,7 +296,7 @@ class SampleReader:
             target.fill(0)  # padding behind the last sample
             return
         plan = plan_blocks(storage, self._info.starts, np.array([first]))
-        for _ in self._read_blocks(storage, plan, np.zeros(1, np.int64), None, target):
+        for _ in self._read_blocks(storage, plan, np.zeros(1, np.int64), target[np.newaxis]):
             pass
 
     def _read_zeros(self, storage: FieldStorage, block: int, shard: int, target: Bytes) -> None:
@@ -313,19 +344,13 @@ class SampleReader:
 
     def _own_rows(self, storage: FieldStorage, plan: BlockPlan) -> Samples:
         """Return the rows that are read beside libhdf5."""
-        if not self._needs_hdf5(storage):
+        if not storage.needs_hdf5:
             return np.arange(len(plan.offsets))
         return np.flatnonzero(plan.offsets != THROUGH_HDF5)
 
-    def _needs_hdf5(self, storage: FieldStorage) -> bool:
-        found = self._foreign.get(storage)
-        if found is None:
-            found = self._foreign[storage] = bool((storage.chunk_offsets == THROUGH_HDF5).any())
-        return found
-
     def _read_foreign(self, storage: FieldStorage, plan: BlockPlan) -> tuple[Array, Samples]:
         """Read what libhdf5 must read; return those samples in stored dtype and their rows."""
-        rows = np.flatnonzero(plan.offsets == THROUGH_HDF5) if self._needs_hdf5(storage) else np.zeros(0, np.int64)
+        rows = np.flatnonzero(plan.offsets == THROUGH_HDF5)
         values = np.empty((len(rows), *storage.layout.field.shape), storage.layout.stored_dtype)
         for shard, members in by_shard(plan, rows):
             place = np.searchsorted(rows, members)
@@ -342,18 +367,16 @@ class SampleReader:
     def _path(self, shard: int) -> str:
         return self._store.path(shard)
 
-    def _decoder(self, storage: FieldStorage) -> tuple[Decode, int]:
-        """Return the function that decodes one block, and the bytes it wants free in front of the stored ones."""
+    def _decoder(self, storage: FieldStorage) -> BlockDecoder:
         decoder = self._decoders.get(storage.name)
         if decoder is None:
             decoder = self._decoders[storage.name] = storage.layout.codec.block_decoder(storage.block_header)
-        return decoder.decode_prefixed, decoder.prefix_nbytes
+        return decoder
 
     def _start(self) -> None:
         self._store = MemoryStore(self._info.shards) if self._keep == "stored" else LocalStore(self._info.shards)
         self._maps = MappedFiles(self._store)
         self._decoders: dict[str, BlockDecoder] = {}
-        self._foreign: dict[FieldStorage, bool] = {}
         self._checks = BlockChecks(self._checks.verify)
         self._threads = ThreadState()
         self._resident = dict(self._info.resident)
@@ -370,16 +393,10 @@ class SampleReader:
             self.read_stored(name, np.arange(start, min(start + step, len(rows))), rows[start : start + step])
         return rows
 
-    def _read_mapped(self, storage: FieldStorage, plan: BlockPlan, out: Bytes) -> None:
+    def _read_mapped(self, storage: FieldStorage, plan: BlockPlan, wanted: Samples, out: Bytes) -> None:
         """Copy raw samples out of the mapped files, and check those that have not been checked yet."""
-        unchecked = self._checks.unchecked(storage)
-        for shard, members in by_shard(plan, self._own_rows(storage, plan)):
-            began = perf_counter_ns()
+        began = perf_counter_ns()
+        for shard, members in by_shard(plan, wanted):
             self._maps.copy(storage, plan, shard, members, out)
-            self._threads.counters().add(storage.layout.sample_nbytes * len(members), began, perf_counter_ns())
-            if unchecked is None:
-                continue
-            for row in members[unchecked[plan.blocks[members]]].tolist():
-                block = int(plan.blocks[row])
-                if not self._checks.is_intact(storage, block, shard, out[row]):
-                    self._reread_block(storage, block, shard, out[row])
+        self._threads.counters().add(storage.layout.sample_nbytes * len(wanted), began, perf_counter_ns())
+        self._check_rows(storage, plan, wanted, out)

@@ -13,6 +13,7 @@ from h5cache.load.delivery import Delivery, apply_values
 from h5cache.load.fill import FieldFiller
 from h5cache.load.memory import BatchMemory
 from h5cache.load.read import SampleReader
+from h5cache.load.shared import keep_shared
 
 __all__ = ["BatchRecipe"]
 
@@ -36,7 +37,7 @@ class BatchRecipe:
         """Return filled memory as the tensors users see, cast and normalised where no table did it."""
         tensors = {}
         for name, plan in self.deliveries.items():
-            tensor = plan.as_tensor(memory[name])
+            tensor = keep_shared(plan.as_tensor(memory[name]), memory[name])
             if plan.cast is not None:
                 # The channels are dimension 1: pictures always come as (N, C, H, W).
                 tensor = apply_values(tensor, plan.cast, plan.normalize, channel_dim=1)

@@ -59,7 +59,7 @@ def test_every_block_decoded_alone_is_the_same(codec, case):
             stored, np.uint8, nbytes, offset
         )
         out.fill(1)
-        decoder.decode_prefixed(scratch, nbytes, out)
+        decoder.bind(scratch, out[np.newaxis])(nbytes, 0)
         assert out.tobytes() == expected
         assert_guards_untouched(memory)
 
@@ -201,7 +201,7 @@ def test_block_that_does_not_fit_its_scratch_raises(codec, make):
     out = np.empty(decoder.block_nbytes, np.uint8)
     for stored_nbytes in (-1, 100):
         with pytest.raises(CodecError, match="scratch"):
-            decoder.decode_prefixed(np.empty(decoder.prefix_nbytes + 10, np.uint8), stored_nbytes, out)
+            decoder.bind(np.empty(decoder.prefix_nbytes + 10, np.uint8), out[np.newaxis])(stored_nbytes, 0)
 
 
 def test_codec_config_through_json_is_the_same_codec(encoder, make):

@@ -12,7 +12,8 @@ import torch
 from load_cases import content, run_script
 
 from h5cache import H5TensorDataset
-from h5cache.load.memory import ALIGNMENT, FreshMemory, RecycledMemory, SharedMemory
+from h5cache.load.memory import ALIGNMENT, FreshMemory, RecycledMemory
+from h5cache.load.shared import SharedMemory
 
 HOLDS: dict[str, Callable[[torch.Tensor], Any]] = {
     "the tensor": lambda batch: batch,
