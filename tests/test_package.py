@@ -32,6 +32,7 @@ LAYERS: dict[str, int] = {
     "markup": 1,
     "terminal": 1,
     "schema": 2,
+    "value_table": 1,
     "quantise": 2,
     "store": 2,
     "format": 3,
@@ -45,7 +46,9 @@ LAYERS: dict[str, int] = {
 ALLOWED_H5PY = frozenset({"h5cache.format.hdf5"})
 
 #: Units whose modules must be importable without torch; inside a function they may still import it.
-NO_TORCH_AT_IMPORT = frozenset({"codecs", "grid", "limits", "markup", "schema", "quantise", "store", "format"})
+NO_TORCH_AT_IMPORT = frozenset(
+    {"codecs", "grid", "limits", "markup", "schema", "quantise", "value_table", "store", "format"}
+)
 
 #: What `import h5cache` must not load: each costs tens to hundreds of milliseconds, or starts threads.
 HEAVY = ("torch", "cv2", "h5py", "blosc2", "hdf5plugin", "numcodecs")

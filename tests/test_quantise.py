@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from h5cache.errors import QuantiseConflictError, SchemaError
-from h5cache.quantise import Quantiser, ValueTable, check_codes, expand, fit_quantiser
+from h5cache.quantise import Quantiser, fit_quantiser
+from h5cache.value_table import ValueTable, check_codes, expand
 
 Array = np.ndarray[Any, Any]
 

@@ -21,7 +21,7 @@ from h5cache.format.join import PartJoiner, read_part, select_samples
 from h5cache.format.manifest import MANIFEST_NAME
 from h5cache.format.parts import PartsFolder, is_file_output
 from h5cache.format.publish import partial_path, publish_file, remove
-from h5cache.quantise import ValueTable
+from h5cache.value_table import ValueTable
 
 __all__ = ["EarlyJoin", "find_conflict", "publish_job"]
 

@@ -13,8 +13,8 @@ from h5cache.errors import ChecksumError
 from h5cache.format.encode import EncodedChunk, checksum, describe_chunk, raw_spans
 from h5cache.format.layout import FieldLayout
 from h5cache.format.storage import DatasetInfo, FieldStorage
-from h5cache.quantise import expand
 from h5cache.store.local import LocalStore
+from h5cache.value_table import expand
 
 __all__ = ["check_chunks", "decode_chunk", "decode_stored", "is_rewritten", "iter_field_rows", "num_rows", "read_chunk"]
 

@@ -21,8 +21,9 @@ from h5cache.format.layout import (
     plan_resident_layout,
 )
 from h5cache.format.shard import FieldEnd, FieldPlan
-from h5cache.quantise import Quantiser, ValueTable, fit_quantiser
+from h5cache.quantise import Quantiser, fit_quantiser
 from h5cache.schema import Field
+from h5cache.value_table import ValueTable
 
 __all__ = ["ChunkCollector", "ReadyChunk", "RowCollector", "RowStack", "collector_for"]
 

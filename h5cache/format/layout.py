@@ -11,8 +11,8 @@ import numpy as np
 
 from h5cache.codecs import ChunkGeometry, Codec, Raw, codec_from_config
 from h5cache.errors import FormatError, SchemaError
-from h5cache.quantise import ValueTable
 from h5cache.schema import QUANTISABLE, Field, Schema
+from h5cache.value_table import ValueTable
 
 __all__ = [
     "FieldLayout",

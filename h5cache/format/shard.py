@@ -16,7 +16,8 @@ from h5cache.format.encode import EncodedChunk
 from h5cache.format.layout import FieldLayout
 from h5cache.format.root import Root, root_attributes
 from h5cache.format.tables import CHUNK, CODED_BLOCK, RAW_BLOCK, FieldTables
-from h5cache.quantise import Quantiser, ValueTable
+from h5cache.quantise import Quantiser
+from h5cache.value_table import ValueTable
 
 __all__ = ["FieldEnd", "FieldPlan", "ShardEnd", "ShardWriter"]
 

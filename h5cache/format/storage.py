@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from h5cache.errors import FormatError
 from h5cache.format.layout import FieldLayout
-from h5cache.quantise import ValueTable
 from h5cache.schema import Schema
 from h5cache.store.local import LocalFile
+from h5cache.value_table import ValueTable
 
 __all__ = ["DatasetInfo", "FieldStorage", "ShardFile", "concat_storage", "split_storage"]
 

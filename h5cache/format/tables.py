@@ -20,7 +20,8 @@ from h5cache.errors import ChecksumError, FormatError, H5CacheError
 from h5cache.format import hdf5
 from h5cache.format.encode import checksum, checksum_blocks
 from h5cache.format.layout import FieldLayout, plan_block_samples
-from h5cache.quantise import Quantiser, ValueTable
+from h5cache.quantise import Quantiser
+from h5cache.value_table import ValueTable
 
 __all__ = ["FieldTables", "read_index", "read_tables", "write_index", "write_tables"]
 

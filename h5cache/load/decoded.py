@@ -49,18 +49,17 @@ class DecodedChunks:
         self._rows = self._memory.reshape(count * layout.chunk_samples, *layout.field.shape)
         self._free = list(range(count))
         self._slots = np.full(len(storage.chunk_offsets), -1, np.int64)
-        self._spans = spans
-        self._by_last = np.argsort(spans.last, kind="stable")
-        self._scheduled = 0
-        self._released = 0
+        by_last = np.argsort(spans.last, kind="stable")
+        # As lists, the next one at the end: looked at once per batch, where numpy would cost more than the rest.
+        self._to_come = list(zip(spans.first[::-1].tolist(), spans.chunks[::-1].tolist(), strict=True))
+        self._to_go = list(zip(spans.last[by_last][::-1].tolist(), spans.chunks[by_last][::-1].tolist(), strict=True))
 
     def schedule(self, batch: int) -> Sequence[int]:
         """Give slots to the chunks that `batch` is the first to need; return them, to be decoded."""
-        stop = int(np.searchsorted(self._spans.first, batch, side="right"))
-        chunks: list[int] = self._spans.chunks[self._scheduled : stop].tolist()
-        self._scheduled = stop
-        for chunk in chunks:
-            self._slots[chunk] = self._free.pop()
+        chunks = []
+        while self._to_come and self._to_come[-1][0] <= batch:
+            chunks.append(self._to_come.pop()[1])
+            self._slots[chunks[-1]] = self._free.pop()
         return chunks
 
     def decode(self, chunk: int) -> None:
@@ -83,8 +82,7 @@ class DecodedChunks:
 
     def release(self, batch: int) -> None:
         """Free the slots of chunks that no batch after `batch` needs."""
-        while self._released < len(self._by_last) and self._spans.last[self._by_last[self._released]] <= batch:
-            chunk = int(self._spans.chunks[self._by_last[self._released]])
+        while self._to_go and self._to_go[-1][0] <= batch:
+            chunk = self._to_go.pop()[1]
             self._free.append(int(self._slots[chunk]))
             self._slots[chunk] = -1
-            self._released += 1

@@ -12,8 +12,8 @@ import torch
 from h5cache.errors import SchemaError
 from h5cache.format.storage import FieldStorage
 from h5cache.load.augment import Augmentation, RandomCrop, RandomResizedCrop, output_size
-from h5cache.quantise import ValueTable
 from h5cache.schema import QUANTISABLE, Field, dtype_name
+from h5cache.value_table import ValueTable
 
 __all__ = ["Delivery", "Normalize", "parse_normalize", "plan_delivery"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from h5cache.load.order import EpochOrder, Population
 from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
 
-__all__ = ["EpochRun", "RunParts", "plan_decoded"]
+__all__ = ["EpochRun", "RunParts", "plan_decoded", "plan_lead"]
 
 #: How often a waiting consumer makes sure that somebody is still working for it.
 WATCH_S = 1.0
@@ -46,6 +47,8 @@ class RunParts:
     piece_rows: int
     #: Batches scheduled ahead of the one that is delivered.
     ahead: int
+    #: Batches whose chunks are decoded ahead of those: a chunk is one task, and all threads should have one.
+    lead: int = 0
 
 
 class _Countdown:
@@ -66,24 +69,34 @@ class _Countdown:
             self._then()
 
 
-class _Job:
-    """One batch on its way. Tasks of any thread fill it; the consumer waits for `finished`."""
+class _Work:
+    """Something that tasks of any thread do; others wait for `finished`."""
 
-    def __init__(self, number: int, samples: npt.NDArray[np.int64], parts: RunParts, stopped: threading.Event) -> None:
+    def __init__(self, number: int, parts: RunParts, stopped: threading.Event) -> None:
+        #: Of the batch.
         self.number = number
-        self.samples = samples
         self.finished = threading.Event()
-        self.decoded = threading.Event()
         self.error: BaseException | None = None
-        self.batch: Any = None
         self._parts = parts
         self._stopped = stopped
-        self._memory: dict[str, tuple[npt.NDArray[Any], torch.Tensor]] = {}
 
-    def decode_tasks(self) -> list[Callable[[], None]]:
-        """Give slots to the chunks this batch is the first to need; return the tasks that decode them."""
+    def _guard(self, work: Callable[[], None]) -> None:
+        """Do a part of the work; keep the first error for the consumer. Nothing is done once somebody failed."""
+        if self.error is not None or self._stopped.is_set():
+            return
+        try:
+            work()
+        except BaseException as exc:  # whatever it is, the consumer must see it
+            self.error = exc
+
+
+class _Decoding(_Work):
+    """The chunks that one batch is the first to need, on their way into the windows."""
+
+    def tasks(self) -> list[Callable[[], None]]:
+        """Give slots to the chunks; return the tasks that decode them."""
         wanted = [(chunks, chunk) for chunks in self._parts.decoded.values() for chunk in chunks.schedule(self.number)]
-        countdown = _Countdown(len(wanted), self.decoded.set)
+        countdown = _Countdown(len(wanted), self.finished.set)
 
         def task(chunks: DecodedChunks, chunk: int) -> None:
             self._guard(lambda: chunks.decode(chunk))
@@ -91,8 +104,23 @@ class _Job:
 
         return [_bind(task, chunks, chunk) for chunks, chunk in wanted]
 
-    def fill_tasks(self, order: EpochOrder, waiting_for: Sequence[threading.Event]) -> list[Callable[[], None]]:
-        """Return the tasks that fill the rows; each waits for the decoding of the batches before."""
+    def wait(self) -> None:
+        self.finished.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class _Job(_Work):
+    """One batch on its way."""
+
+    def __init__(self, number: int, samples: npt.NDArray[np.int64], parts: RunParts, stopped: threading.Event) -> None:
+        super().__init__(number, parts, stopped)
+        self.samples = samples
+        self.batch: Any = None
+        self._memory: dict[str, tuple[npt.NDArray[Any], torch.Tensor]] = {}
+
+    def tasks(self, order: EpochOrder, needed: Sequence[_Decoding]) -> list[Callable[[], None]]:
+        """Return the tasks that fill the rows; each waits for the chunks that are needed first."""
         parts = self._parts
         self._memory = parts.recipe.take_memory(parts.memory, len(self.samples))
         starts = range(0, len(self.samples), parts.piece_rows)
@@ -100,8 +128,8 @@ class _Job:
 
         def fill(start: int) -> None:
             rows = slice(start, start + parts.piece_rows)
-            for event in waiting_for:
-                event.wait()
+            for decoding in needed:
+                decoding.wait()
             for name, filler in parts.fillers.items():
                 filler.fill(
                     self.samples[rows],
@@ -131,15 +159,6 @@ class _Job:
         with device.use():
             self.batch = recipe.finish(recipe.as_tensors(device.move(tensors)))
 
-    def _guard(self, work: Callable[[], None]) -> None:
-        """Do a part of the work; keep the first error for the consumer. Nothing is done once somebody failed."""
-        if self.error is not None or self._stopped.is_set():
-            return
-        try:
-            work()
-        except BaseException as exc:  # whatever it is, the consumer must see it
-            self.error = exc
-
 
 def _bind(function: Callable[..., None], *args: Any) -> Callable[[], None]:
     return lambda: function(*args)
@@ -154,9 +173,10 @@ class EpochRun(Iterator[Any]):
         self._parts = parts
         self.start = batches.start
         self._waiting = iter(batches)
+        self._undecoded = iter(batches) if parts.decoded else iter(())
         self._jobs: deque[_Job] = deque()
+        self._decodings: deque[_Decoding] = deque()
         self._stopped = threading.Event()
-        self._held: _Job | None = None
         self._is_over = False
         self.num_batches = 0
         self.num_samples = 0
@@ -204,7 +224,7 @@ class EpochRun(Iterator[Any]):
         """Let go of batches that are still under way; idempotent."""
         self._stopped.set()
         self._jobs.clear()
-        self._held = None
+        self._decodings.clear()
         if self.ended is None:
             self.ended = perf_counter()
 
@@ -215,35 +235,29 @@ class EpochRun(Iterator[Any]):
     def _schedule(self) -> bool:
         """Give the next batch to the threads; False where there is none left.
 
-        Chunks of a batch are decoded before the rows of the batch before are filled: so that no thread stands idle
+        Chunks of batches to come are decoded before the rows of this one are filled: so that no thread stands idle
         while another decodes the chunk it waits for.
         """
         number = next(self._waiting, None)
         if number is None:
-            self._submit_rows(None)
             return False
+        is_first = number == self.start
+        for later in itertools.islice(self._undecoded, 1 + self._parts.lead if is_first else 1):
+            decoding = _Decoding(later, self._parts, self._stopped)
+            self._decodings.append(decoding)
+            self._submit(decoding.tasks())
+        while self._decodings and self._decodings[0].finished.is_set() and self._decodings[0].error is None:
+            self._decodings.popleft()
         job = _Job(number, self._order.batch(number), self._parts, self._stopped)
-        for task in job.decode_tasks():
-            self._engine.submit(task)
         self._jobs.append(job)
-        look_ahead = bool(self._parts.decoded) and self._engine.num_threads > 0
-        self._submit_rows(job)
-        if not look_ahead:
-            self._submit_rows(None)
+        self._submit(job.tasks(self._order, [one for one in self._decodings if one.number <= number]))
         return True
 
-    def _submit_rows(self, following: _Job | None) -> None:
-        held, self._held = self._held, following
-        if held is None:
-            return
-        # The held batch itself may have left the queue: the consumer is waiting for it.
-        before = [job.decoded for job in (*self._jobs, held) if job.number <= held.number and not job.decoded.is_set()]
-        for task in held.fill_tasks(self._order, before):
+    def _submit(self, tasks: Sequence[Callable[[], None]]) -> None:
+        for task in tasks:
             self._engine.submit(task)
 
     def _wait_for(self, job: _Job) -> None:
-        if job is self._held:
-            self._submit_rows(None)
         while not job.finished.wait(WATCH_S):
             self._check_open()
 
@@ -275,6 +289,8 @@ def plan_decoded(
 ) -> dict[str, DecodedChunks]:
     """Return the decoded windows that an epoch needs: for fields of small samples, where whole chunks are used.
 
+    `ahead` are the batches between the one that is delivered and the last one whose chunks are decoded already.
+
     Where more chunks are needed at once than fit into `window_nbytes`, single blocks are decoded instead: in full
     shuffle of large fields, for a view in random order, for a field whose chunks are not those that the order mixes.
     """
@@ -293,3 +309,10 @@ def plan_decoded(
         if is_planned or plan_slots(spans, ahead * batches.step) * layout.chunk_nbytes <= window_nbytes:
             windows[name] = DecodedChunks(reader, name, spans, batches, ahead, memory)
     return windows
+
+
+def plan_lead(reader: SampleReader, recipe: BatchRecipe, batch_size: int, threads: int) -> int:
+    """Return how many batches ahead chunks are to be decoded so that each thread has one of its own to decode."""
+    layouts = [reader.info.storage[name].layout for name in recipe.deliveries if name not in reader.resident]
+    chunk_samples = max((layout.chunk_samples for layout in layouts if layout.block_samples > 1), default=0)
+    return -(-chunk_samples * threads // batch_size)

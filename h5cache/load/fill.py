@@ -13,7 +13,7 @@ from h5cache.load.augment import Geometry, plan_geometry
 from h5cache.load.decoded import DecodedChunks
 from h5cache.load.delivery import Delivery
 from h5cache.load.read import SampleReader
-from h5cache.quantise import expand
+from h5cache.value_table import expand
 
 __all__ = ["FieldFiller"]
 

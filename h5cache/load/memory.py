@@ -7,6 +7,7 @@ already knows which copies are still in flight.
 
 from __future__ import annotations
 
+import math
 import weakref
 from abc import ABC, abstractmethod
 from queue import Empty, SimpleQueue
@@ -39,7 +40,7 @@ class RecycledMemory(BatchMemory):
         self._idle: dict[int, SimpleQueue[npt.NDArray[np.uint8]]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], torch.Tensor]:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         idle = self._idle.setdefault(nbytes, SimpleQueue())
         try:
             memory = idle.get_nowait()

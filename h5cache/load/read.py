@@ -24,9 +24,9 @@ from h5cache.load.mapped import MappedFiles
 from h5cache.load.places import by_shard, chunk_in_shard, describe_block, first_block, first_sample
 from h5cache.load.plan import BlockPlan, plan_blocks
 from h5cache.load.threads import ReadCounters, ThreadState
-from h5cache.quantise import expand
 from h5cache.store.local import LocalStore
 from h5cache.store.memory import MemoryStore
+from h5cache.value_table import expand
 
 __all__ = ["SampleReader"]
 

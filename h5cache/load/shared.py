@@ -10,6 +10,7 @@ follows. It has no name: the kernel frees it when the last process that maps it 
 
 from __future__ import annotations
 
+import math
 import mmap
 import multiprocessing.reduction
 import os
@@ -44,7 +45,7 @@ class SharedMemory(BatchMemory):
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], torch.Tensor]:
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         segment = self._find(nbytes)
         if segment is None:
             tensor = _torch_shared(shape, dtype)
@@ -78,7 +79,7 @@ def _sends_descriptors() -> bool:
 
 def _torch_shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
     # The same call that torch's default_collate uses in a worker.
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch_dtype(dtype)).set_(storage, 0, shape, contiguous_strides(shape))
 

