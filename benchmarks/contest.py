@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from page_cache import drop_cached
+from page_cache import drop_cached, fill_cache
 
 __all__ = ["Contestant", "Measurement", "Setting", "Source", "check_exact", "check_similar", "measure", "worker_loader"]
 
@@ -119,8 +119,10 @@ def measure(contestant: Contestant, work: Path, setting: Setting, *, cold: bool)
     else:
         _build(contestant, source, folder)
     result = Measurement(stored_nbytes=sum(path.stat().st_size for path in _files(folder)))
+    if contestant.reads_files:
+        fill_cache(_files(folder))
     begin = contestant.open(folder, setting)
-    # This also starts workers, compiles and fills the page cache.
+    # This also starts workers and compiles.
     if not _check_epoch(begin(), contestant, source, setting):
         begin = contestant.open(folder, setting)  # workers of an epoch that was left would first finish their batches
     samples, elapsed, cpu = 0, 0.0, 0.0

@@ -3,8 +3,8 @@
     python benchmarks/loading.py --images FOLDER --peers-python VENV/bin/python --json loading.json --plot loading.png
 
 Two threads or workers for everyone, batches of 256, the same samples. Each contestant runs in a process of its own;
-a first epoch, not timed, compares samples with what was stored, starts workers and fills the page cache. Repetitions
-are interleaved, so that a slow moment of the machine hits all; the best counts. Cold is one epoch after the kernel was
+its files are read into the page cache from end to end, then a first epoch, not timed, compares samples with what was
+stored and starts workers. Repetitions are interleaved, so that a slow moment of the machine hits all; the best counts. Cold is one epoch after the kernel was
 asked to drop the store's pages, starting workers included; checksums were checked before. Packages that are not
 installed are left out; `--peers-python` names an interpreter that has them.
 """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from h5cache.codecs import Blosc, Blosc2, Raw, Zstd
-    from h5cache.convert.api import convert_dataset
+    from h5cache.convert.api import convert_dataset, estimate_dataset
     from h5cache.errors import H5CacheError
     from h5cache.format.writer import Writer
     from h5cache.load.augment import HorizontalFlip, RandomCrop, RandomResizedCrop
@@ -35,6 +35,7 @@ _HOMES = {
     "Writer": "h5cache.format.writer",
     "Zstd": "h5cache.codecs",
     "convert_dataset": "h5cache.convert.api",
+    "estimate_dataset": "h5cache.convert.api",
 }
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "Zstd",
     "__version__",
     "convert_dataset",
+    "estimate_dataset",
 ]
 
 

@@ -8,12 +8,14 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
+from h5cache.convert.signals import Signals, Terminated
 from h5cache.terminal import (
     EXIT_BAD,
     EXIT_GOOD,
@@ -48,12 +50,14 @@ Interrupted, killed or failed? Run the same command again: finished parts are ke
 It ends with 1 where inputs were bad or the conversion failed, with 143 where it was told to end (SIGTERM)."""
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM."""
-
-
 def main(argv: Sequence[str] | None = None, prog: str = "python -m h5cache.convert") -> int:
-    return run_cli(_run, _parser(prog), argv, os.environ)
+    signals = Signals()
+    # From the first: the parser's choices load most of the package, which takes longer than many a second thought.
+    with signals.handled():
+        try:
+            return run_cli(partial(_run, signals), _parser(prog), argv, os.environ)
+        except KeyboardInterrupt as exc:
+            return _say_stopped(Console.of(os.environ), exc)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -68,15 +72,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("out", metavar="OUT", help="the dataset: one file if it ends in .h5, else a folder of shards")
 
-    pictures = parser.add_argument_group("pictures")
-    pictures.add_argument(
-        "--resize", type=_size, default=256, metavar="N", help="short side before the crop; 0: as it is (256)"
-    )
-    pictures.add_argument("--size", type=_size, default=224, metavar="N", help="side of the crop; 0: no crop (224)")
-    pictures.add_argument("--fit", choices=FITS, default="crop", help="how a picture fits a square (crop)")
-    pictures.add_argument("--layout", choices=LAYOUTS, default="CHW", help="HWC is read as channels_last (CHW)")
-    pictures.add_argument("--color", choices=COLORS, default="rgb", help="(rgb)")
-    pictures.add_argument("--dtype", choices=DTYPES, default="uint8", help="(uint8)")
+    # `PictureOptions` has the defaults: one that is given counts as given, even if it says the same.
+    pictures = parser.add_argument_group("pictures", argument_default=argparse.SUPPRESS)
+    pictures.add_argument("--resize", type=_size, metavar="N", help="short side before the crop; 0: as it is (256)")
+    pictures.add_argument("--size", type=_size, metavar="N", help="side of the crop; 0: no crop (224)")
+    pictures.add_argument("--fit", choices=FITS, help="how a picture fits a square (crop)")
+    pictures.add_argument("--layout", choices=LAYOUTS, help="HWC is read as channels_last (CHW)")
+    pictures.add_argument("--color", choices=COLORS, help="(rgb)")
+    pictures.add_argument("--dtype", choices=DTYPES, help="(uint8)")
     pictures.add_argument(
         "--normalize", metavar="WHICH", help="imagenet, or MEAN,STD; needs a float dtype, is stored exactly"
     )
@@ -120,12 +123,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _run(args: argparse.Namespace, console: Console) -> int:
-    from h5cache.convert.problems import BadInputsError, ConversionFailedError, ConversionStopped
+def _run(signals: Signals, args: argparse.Namespace, console: Console) -> int:
+    from h5cache.convert.problems import BadInputsError, ConversionFailedError
 
-    signals = _Signals()
-    with _notes(console), signals.handled():
+    with _notes(console):
         try:
+            signals.check()
             return _estimate(args, console) if args.estimate else _convert(args, console, signals.check)
         except BadInputsError as exc:
             console.error(f"{format_count(len(exc.bad), 'sample')} of {exc.num_samples:,} could not be converted:")
@@ -140,9 +143,37 @@ def _run(args: argparse.Namespace, console: Console) -> int:
             console.error(describe_error(exc))
             return EXIT_BAD
         except KeyboardInterrupt as exc:
-            console.note(f"\n{exc}" if isinstance(exc, ConversionStopped) else "\nstopped; nothing was begun")
-            ended = isinstance(exc, Terminated) or isinstance(exc.__cause__, Terminated)
-            return EXIT_TERMINATED if ended else EXIT_INTERRUPTED
+            return _say_stopped(console, exc)
+
+
+def _say_stopped(console: Console, exc: KeyboardInterrupt) -> int:
+    """Say how to go on; return the exit code."""
+    # The conversion's own exception says what is kept; any other came before it, or while it tidied up.
+    console.note(f"\n{exc}" if str(exc) else "\nstopped; run the same command again to go on")
+    ended = isinstance(exc, Terminated) or isinstance(exc.__cause__, Terminated)
+    return EXIT_TERMINATED if ended else EXIT_INTERRUPTED
+
+
+def _dataset_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the dataset is to be: a conversion and its estimate are told the same."""
+    from h5cache.convert.pictures import PictureOptions
+
+    pictures = [field.name for field in fields(PictureOptions)]
+    return {
+        **{name: getattr(args, name) for name in pictures if hasattr(args, name)},
+        "kind": args.kind,
+        "transform": args.transform,
+        "batch_transform": args.batch_transform,
+        "batch_size": args.batch_size,
+        "fields": args.fields,
+        "codec": args.codec,
+        "workers": args.workers,
+        "seed": args.seed,
+        "shuffle": not args.no_shuffle,
+        "split": args.split,
+        "shard_size": args.shard_size,
+        "part_samples": args.part_samples,
+    }
 
 
 def _convert(args: argparse.Namespace, console: Console, check_stop: Callable[[], None]) -> int:
@@ -152,25 +183,7 @@ def _convert(args: argparse.Namespace, console: Console, check_stop: Callable[[]
     result = convert_dataset(
         args.source,
         args.out,
-        kind=args.kind,
-        resize=args.resize or None,
-        size=args.size or None,
-        fit=args.fit,
-        layout=args.layout,
-        color=args.color,
-        dtype=args.dtype,
-        normalize=args.normalize,
-        transform=args.transform,
-        batch_transform=args.batch_transform,
-        batch_size=args.batch_size,
-        fields=args.fields,
-        codec=args.codec,
-        workers=args.workers,
-        seed=args.seed,
-        shuffle=not args.no_shuffle,
-        split=args.split,
-        shard_size=args.shard_size,
-        part_samples=args.part_samples,
+        **_dataset_options(args),
         on_error=args.on_error,
         overwrite=args.overwrite,
         force=args.force,
@@ -188,28 +201,9 @@ def _convert(args: argparse.Namespace, console: Console, check_stop: Callable[[]
 
 
 def _estimate(args: argparse.Namespace, console: Console) -> int:
-    from h5cache.convert.api import estimate_dataset, make_recipe
-    from h5cache.convert.options import ConvertOptions
-    from h5cache.convert.pictures import PictureOptions, parse_normalize
+    from h5cache.convert.api import estimate_dataset
 
-    found = estimate_dataset(
-        args.source,
-        args.out,
-        kind=args.kind,
-        pictures=PictureOptions(
-            args.resize or None,
-            args.size or None,
-            args.fit,
-            args.layout,
-            args.color,
-            args.dtype,
-            None if args.normalize is None else parse_normalize(args.normalize),
-        ),
-        recipe=make_recipe(args.transform, args.batch_transform, args.batch_size, args.fields),
-        fields=args.fields,
-        options=ConvertOptions(codec=args.codec),
-        workers=args.workers,
-    )
+    found = estimate_dataset(args.source, args.out, **_dataset_options(args))
     if args.json:
         _print_json(console, found.to_config())
         return EXIT_GOOD
@@ -268,52 +262,11 @@ def _notes(console: Console) -> Iterator[None]:
         log.propagate = propagate
 
 
-class _Signals:
-    """Let Ctrl-C and SIGTERM end the conversion, for certain and without noise.
-
-    Python drops an exception that a signal handler raises inside a destructor or a weakref's callback, and prints it;
-    h5py has many such. So while somebody calls `check` the signal is only noted, and raised there. Where nobody did
-    within a second, the alarm raises it wherever the program is.
-    """
-
-    def __init__(self) -> None:
-        self._noted: KeyboardInterrupt | None = None
-        self._checked_s = time.monotonic()
-
-    def check(self) -> None:
-        self._checked_s = time.monotonic()
-        if self._noted is not None:
-            signal.alarm(0)
-            raise self._noted
-
-    @contextmanager
-    def handled(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "alarm"):
-            yield
-            return
-        kinds: dict[int, type[KeyboardInterrupt]] = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
-
-        def note(number: int, _: object) -> None:
-            again = self._noted is not None
-            self._noted = self._noted or kinds[number]()
-            if again or time.monotonic() - self._checked_s > 1:
-                raise self._noted
-            signal.alarm(1)
-
-        before = {number: signal.signal(number, note) for number in (*kinds, signal.SIGALRM)}
-        try:
-            yield
-        finally:
-            signal.alarm(0)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-def _size(text: str) -> int:
+def _size(text: str) -> int | None:
     number = int(text)
     if number < 0:
         raise ValueError(text)
-    return number
+    return number or None
 
 
 def _shard_size(text: str) -> int | str:
@@ -325,4 +278,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    # All is said and done, and the code tells it: Ctrl-C must not turn the interpreter's own end into a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(exit_code)

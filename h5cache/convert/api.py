@@ -9,12 +9,13 @@ from typing import Any
 
 from h5cache.codecs import Codec
 from h5cache.convert.estimate import Estimate, estimate_conversion
-from h5cache.convert.options import ConvertOptions
+from h5cache.convert.options import DEFAULT, ConvertOptions, Default
 from h5cache.convert.pictures import PictureOptions, parse_normalize
 from h5cache.convert.recipe import Recipe
 from h5cache.convert.result import ConvertResult
 from h5cache.convert.run import check_outputs, convert_source
 from h5cache.convert.sources import IterableSource, Source, make_source
+from h5cache.convert.sources.recognise import SOURCES, choose_kind
 from h5cache.convert.split import parse_split
 from h5cache.convert.stream import convert_iterable
 from h5cache.convert.transform import Transform, load_transform
@@ -32,12 +33,12 @@ def convert_dataset(
     out: str | os.PathLike[str],
     *,
     kind: str | None = None,
-    resize: int | None = 256,
-    size: int | None = 224,
-    fit: str = "crop",
-    layout: str = "CHW",
-    color: str = "rgb",
-    dtype: str = "uint8",
+    resize: int | Default | None = DEFAULT,
+    size: int | Default | None = DEFAULT,
+    fit: str | Default = DEFAULT,
+    layout: str | Default = DEFAULT,
+    color: str | Default = DEFAULT,
+    dtype: str | Default = DEFAULT,
     normalize: str | tuple[Sequence[float], Sequence[float]] | None = None,
     transform: Function | Transform | str | None = None,
     batch_transform: Function | Transform | str | None = None,
@@ -67,8 +68,9 @@ def convert_dataset(
             h5cache dataset, a torch Dataset or sequence, or an iterable of samples or batches.
         out: the dataset to be.
         kind: what `source` is, where it is not recognised (`--source`).
-        resize, size, fit, layout, color, dtype, normalize: for pictures: short side, crop, "crop", "pad" or "stretch",
-            "CHW" or "HWC", "rgb" or "gray", "uint8", "float16" or "float32", "imagenet" or (mean, std).
+        resize, size, fit, layout, color, dtype, normalize: for picture files, the default first: short side (256; None:
+            as it is), crop (224; None: whole), "crop", "pad" or "stretch", "CHW" or "HWC", "rgb" or "gray", "uint8",
+            "float16" or "float32", None, "imagenet" or (mean, std). SchemaError where the source holds none.
         transform: called with each sample, a dict; any callable, also from a notebook's cell, or "module:function".
         batch_transform: likewise with `batch_size` samples at a time, stacked.
         fields: names of the fields, where samples are tuples.
@@ -99,19 +101,17 @@ def convert_dataset(
         force=force,
         progress=progress,
     )
-    if workers is not None and workers < 0:
-        raise SchemaError(f"workers must be 0 (this process) or more, got {workers}")
+    num_workers = check_workers(workers)
     recipe = make_recipe(transform, batch_transform, batch_size, fields)
-    pictures = PictureOptions(
-        resize, size, fit, layout, color, dtype, parse_normalize(normalize) if isinstance(normalize, str) else normalize
-    )
     check_places(source, os.fspath(out))
     check_outputs(os.fspath(out), options)
+    pictures = given_options(
+        resize=resize, size=size, fit=fit, layout=layout, color=color, dtype=dtype, normalize=normalize
+    )
     opened = open_source(source, kind, pictures, fields, batch_size)
     if isinstance(opened, IterableSource):
         return convert_iterable(opened, os.fspath(out), recipe, options)
-    count = usable_cores() if workers is None else workers
-    return convert_source(opened, os.fspath(out), recipe, options, count, executor, check_stop)
+    return convert_source(opened, os.fspath(out), recipe, options, num_workers, executor, check_stop)
 
 
 def estimate_dataset(
@@ -119,34 +119,90 @@ def estimate_dataset(
     out: str | os.PathLike[str],
     *,
     kind: str | None = None,
-    pictures: PictureOptions | None = None,
-    recipe: Recipe | None = None,
+    resize: int | Default | None = DEFAULT,
+    size: int | Default | None = DEFAULT,
+    fit: str | Default = DEFAULT,
+    layout: str | Default = DEFAULT,
+    color: str | Default = DEFAULT,
+    dtype: str | Default = DEFAULT,
+    normalize: str | tuple[Sequence[float], Sequence[float]] | None = None,
+    transform: Function | Transform | str | None = None,
+    batch_transform: Function | Transform | str | None = None,
+    batch_size: int = 256,
     fields: Sequence[str] | None = None,
-    options: ConvertOptions | None = None,
+    codec: str | Codec | Mapping[str, str | Codec] = "auto",
     workers: int | None = None,
+    seed: int = 0,
+    shuffle: bool = True,
+    split: str | Mapping[str, float] | None = None,
+    shard_size: int | str | None = None,
+    part_samples: int | None = None,
 ) -> Estimate:
-    """Convert 64 samples, spread over the source, and say what all of it would come to. Writes nothing."""
-    opened = open_source(source, kind, pictures or PictureOptions(), fields, 256)
+    """Convert 64 samples, spread over the source, and say what all of it would come to. Writes nothing.
+
+    Takes and checks what `convert_dataset` is told of the dataset to be, and not what concerns its run alone:
+    `executor`, `on_error`, `overwrite`, `force`, `progress`, `check_stop`. `out` may exist: only its disk counts.
+    """
+    options = ConvertOptions(
+        codec=codec,
+        seed=seed,
+        shuffle=shuffle,
+        split=parse_split(split) if isinstance(split, str) else split,
+        shard_size=shard_size,
+        part_samples=part_samples,
+    )
+    num_workers = check_workers(workers)
+    recipe = make_recipe(transform, batch_transform, batch_size, fields)
+    check_places(source, os.fspath(out))
+    check_parent(os.path.abspath(os.fspath(out)))
+    pictures = given_options(
+        resize=resize, size=size, fit=fit, layout=layout, color=color, dtype=dtype, normalize=normalize
+    )
+    opened = open_source(source, kind, pictures, fields, batch_size)
     if isinstance(opened, IterableSource):
         raise SchemaError("an iterable cannot be estimated: taking samples from it would lose them")
-    check_parent(os.path.abspath(os.fspath(out)))
-    cores = usable_cores()
-    return estimate_conversion(
-        opened,
-        os.fspath(out),
-        recipe or Recipe(),
-        options or ConvertOptions(),
-        cores if workers is None else workers,
-        cores,
-    )
+    return estimate_conversion(opened, os.fspath(out), recipe, options, num_workers, usable_cores())
+
+
+def check_workers(workers: int | None) -> int:
+    """Return how many processes convert."""
+    if workers is not None and workers < 0:
+        raise SchemaError(f"workers must be 0 (this process) or more, got {workers}")
+    return usable_cores() if workers is None else workers
+
+
+def given_options(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not DEFAULT}
 
 
 def open_source(
-    source: Any, kind: str | None, pictures: PictureOptions, fields: Sequence[str] | None, batch_size: int
+    source: Any, kind: str | None, pictures: Mapping[str, Any], fields: Sequence[str] | None, batch_size: int
 ) -> Source | IterableSource:
+    """Return the source that `source` is; `pictures` are the picture options that were given."""
     if isinstance(source, Source | IterableSource):
+        check_unused(pictures, f"a source made beforehand ({source.kind}), which has its own")
         return source
-    return make_source(source, kind, pictures=pictures, fields=fields, batch_size=batch_size)
+    kind = choose_kind(source, kind)
+    row = SOURCES[kind]
+    if not row.holds_pictures:
+        check_unused(pictures, f"source {kind!r}, which holds no picture files: it is {row.text}")
+        return make_source(source, kind, fields=fields, batch_size=batch_size)
+    return make_source(source, kind, pictures=make_pictures(pictures), fields=fields, batch_size=batch_size)
+
+
+def check_unused(pictures: Mapping[str, Any], where: str) -> None:
+    """Refuse picture options that would have no effect; None asks for nothing, and is granted."""
+    asked = [name for name, value in pictures.items() if value is not None]
+    if asked:
+        flags, words = ", ".join(f"--{name}" for name in asked), ", ".join(f"{name}=" for name in asked)
+        raise SchemaError(f"{words} ({flags}) would have no effect on {where}")
+
+
+def make_pictures(given: Mapping[str, Any]) -> PictureOptions:
+    normalize = given.get("normalize")
+    if isinstance(normalize, str):
+        given = {**given, "normalize": parse_normalize(normalize)}
+    return PictureOptions(**given)
 
 
 def make_recipe(

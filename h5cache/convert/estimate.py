@@ -23,8 +23,8 @@ from h5cache.format.chunks import decode_stored
 from h5cache.format.encode import encode_chunk
 from h5cache.format.parts import is_file_output
 from h5cache.format.shard import FieldPlan
-from h5cache.quantise import expand
 from h5cache.schema import Field, Schema
+from h5cache.value_table import expand
 
 __all__ = ["Choice", "Estimate", "estimate_conversion"]
 
@@ -95,7 +95,8 @@ def estimate_conversion(
         raise H5CacheError(f"none of {len(results)} samples tried could be converted{reason}")
     first = FirstSamples(sample_schema(source, recipe, good[0]), good)
     main = max(first.schema, key=lambda name: first.schema[name].sample_nbytes)
-    project = _Projection(first, main, len(source), load_s / max(1, workers), max(1, workers), threads)
+    part_samples = options.asked_samples(os.path.abspath(out))
+    project = _Projection(first, main, len(source), part_samples, load_s / max(1, workers), max(1, workers), threads)
     choices = project.all(options)
     is_file = is_file_output(os.path.abspath(out))
     return Estimate(
@@ -116,6 +117,7 @@ class _Projection:
     first: FirstSamples
     main: str
     num_samples: int
+    part_samples: int | None
     load_s: float
     workers: int
     threads: int
@@ -137,7 +139,7 @@ class _Projection:
             exact = _is_exact(self.first.values, values, self.main)
         plain = Schema(tuple((name, field if name == self.main else own) for name, own in self.first.schema.items()))
         first = FirstSamples(plain, values)
-        schema = plan_schema(plain, {self.main: codec}, None)
+        schema = plan_schema(plain, {self.main: codec}, self.part_samples)
         decision = decide_fields(first, schema, self.num_samples)
         plan = decision.plans[self.main]
         encode_s, decode_s = _measure(plan, first.rows(schema)[self.main])

@@ -63,10 +63,8 @@ def open_pool(workers: int, executor: Executor | None = None) -> Iterator[TaskPo
 @contextmanager
 def _processes(workers: int) -> Iterator[TaskPool]:
     import loky
-    from loky.backend import resource_tracker
 
-    # Started by the first worker otherwise, and it unblocks the signals that `_signals_held` blocks.
-    resource_tracker.ensure_running()
+    _start_trackers()
     processes = loky.ProcessPoolExecutor(
         max_workers=workers, env=ONE_THREAD, initializer=start_worker, initargs=(os.getpid(),)
     )
@@ -76,6 +74,21 @@ def _processes(workers: int) -> Iterator[TaskPool]:
         finished = True
     finally:
         processes.shutdown(wait=True, kill_workers=not finished)
+
+
+def _start_trackers() -> None:
+    """Start what the first worker would else start: each unblocks the signals that `_signals_held` blocks.
+
+    That worker and all after it would then answer Ctrl-C with a traceback each, until `start_worker` ignores it.
+    """
+    if os.name != "posix":
+        return
+    from multiprocessing import resource_tracker as python_tracker
+
+    from loky.backend import resource_tracker as loky_tracker
+
+    python_tracker.ensure_running()
+    loky_tracker.ensure_running()
 
 
 @contextmanager

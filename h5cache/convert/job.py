@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,7 +34,7 @@ from h5cache.convert.task import PartTask, read_bad_samples
 from h5cache.errors import ChecksumError, FormatError, H5CacheError
 from h5cache.format.join import read_part, read_part_index
 from h5cache.format.open import open_dataset
-from h5cache.format.parts import PartsFolder, is_file_output
+from h5cache.format.parts import RUN_FILE, PartsFolder, is_file_output
 from h5cache.format.publish import remove
 from h5cache.format.shard import FieldPlan
 from h5cache.format.tables import IndexRows
@@ -45,6 +46,8 @@ log = logging.getLogger(__name__)
 
 TASK_LOCK = ".h5cache-tasks.lock"
 COUNTERS = ".h5cache-progress"
+#: What a run leaves in the folder of a file's parts. Nothing else there is ours to remove.
+PART_FILE = re.compile(r"part-\d{5,}\.h5(\..*)?|\.h5cache-.*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,6 +204,7 @@ def open_job(
 
     found = _find_run(target.output, fingerprint, options.overwrite)
     if found is None:
+        _remove_nameless_parts(target.output)  # they would be taken for this run's
         decision = decide(as_floats)
         stored = decision.stored_nbytes
         plan = plan_run(target.output, len(target.samples), schema(), stored, options.part_samples, options.shard_size)
@@ -237,18 +241,41 @@ def _note_changed_files(parts: PartsFolder, old: RunRecord, record: RunRecord, j
 
 def remove_leftovers(output: str) -> None:
     """Finish what a run left undone that was killed just after it had published its file: remove its parts."""
-    found = PartsFolder.find(output) if is_file_output(output) and os.path.isfile(output) else None
-    if found is None:
+    if not is_file_output(output) or not os.path.isfile(output):
         return
-    try:
-        record, published = RunRecord.from_config(found[1]), open_dataset(output).provenance
-    except (KeyError, TypeError, ValueError, OSError):
-        return  # not a converter's parts, or not a dataset: nothing of ours
-    origin = {name: value for name, value in published.items() if name != "skipped"}
-    if record is not None and origin and all(record.fingerprint.get(name) == origin[name] for name in origin):
-        for name in (TASK_LOCK, COUNTERS):
-            remove(os.path.join(found[0].home, name))
+    found = PartsFolder.find(output)
+    if found is None:
+        _remove_nameless_parts(output)
+    elif _is_result_of(output, *found):
         found[0].clear()
+
+
+def _is_result_of(output: str, parts: PartsFolder, config: Mapping[str, Any]) -> bool:
+    """True where the run whose parts these are made `output`, and they are of no use any more.
+
+    The same run may be under way again, with `overwrite`: it was described after the output was published.
+    """
+    if os.stat(output).st_mtime_ns < os.stat(os.path.join(parts.home, RUN_FILE)).st_mtime_ns:
+        return False
+    try:
+        made = {name: value for name, value in open_dataset(output).provenance.items() if name != "skipped"}
+    except (ValueError, OSError):
+        return False  # not a dataset: nothing of ours
+    # A run has a fingerprint, an iterable's its provenance alone. Without options a dataset is no converter's.
+    run = config.get("fingerprint") or config.get("provenance") or {}
+    return "options" in made and all(run.get(name) == made[name] for name in made)
+
+
+def _remove_nameless_parts(output: str) -> None:
+    """Remove parts of which nothing says what run they are of: it was killed while it removed them."""
+    home = PartsFolder(output, "").home
+    if not is_file_output(output) or not os.path.isdir(home):
+        return
+    for name in os.listdir(home):
+        if PART_FILE.fullmatch(name):
+            remove(os.path.join(home, name))
+    if not os.listdir(home):
+        os.rmdir(home)
 
 
 def _find_run(output: str, fingerprint: Mapping[str, Any], overwrite: bool) -> tuple[PartsFolder, RunRecord] | None:

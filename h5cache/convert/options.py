@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 from h5cache.codecs import CODECS, Codec
 from h5cache.convert.plan import CodecChoice, parse_size
@@ -12,9 +13,24 @@ from h5cache.deal import check_split
 from h5cache.errors import SchemaError
 from h5cache.format.parts import is_file_output
 
-__all__ = ["ON_ERROR", "ConvertOptions"]
+__all__ = ["DEFAULT", "ON_ERROR", "ConvertOptions", "Default"]
 
 ON_ERROR = ("report", "skip")
+
+
+class Default(Enum):
+    """Stands for an option that was left out.
+
+    One that was given, even as it is by default, is refused where it would have no effect.
+    """
+
+    DEFAULT = "default"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+DEFAULT: Final = Default.DEFAULT
 
 
 @dataclass(frozen=True)

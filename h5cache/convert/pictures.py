@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from h5cache.convert.picture_bytes import check_pixels, check_whole, read_picture_file
+from h5cache.convert.shrink import crops_exactly, shrink_centre
 from h5cache.convert.sources.source import BadSampleError
 from h5cache.errors import SchemaError
 from h5cache.schema import Field
@@ -229,6 +230,8 @@ def _fit(picture: Pixels, options: PictureOptions) -> Pixels:
         target = [round(side * resize / short) for side in (height, width)]
         # A line of pixels blown up to a picture could ask for any memory.
         check_pixels(target[1], target[0])
+        if size is not None and target[0] < height and target[1] < width and crops_exactly():
+            return shrink_centre(picture, (target[0], target[1]), size)
         picture = _scale(picture, target[0], target[1])
         height, width = target
     if size is None:

@@ -63,19 +63,28 @@ class CounterFile:
 
 
 class ProgressBar:
-    """Show samples done, rate, time left and the ratio so far. `show` None: on terminals and in notebooks only."""
+    """Show samples done, rate, time left and the ratio so far. `show` None: on terminals and in notebooks only.
+
+    On a terminal the bar goes when it is done, as the command says what came of it; in a notebook it stays.
+    """
 
     def __init__(self, total: int | None, done: int, sample_nbytes: int, show: bool | None) -> None:
         from tqdm.auto import tqdm
 
-        if show is None and any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__):
+        in_notebook = any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__)
+        if show is None and in_notebook:
             show = True  # a notebook is no terminal, but has a bar of its own
         # tqdm's own None: quiet when not a terminal.
         disable = None if show is None else not show
         self._bar: Any = tqdm(
-            total=total, initial=done, unit=" samples", disable=disable, dynamic_ncols=True, leave=False
+            total=total,
+            initial=done,
+            desc="converting",
+            unit=" samples",
+            disable=disable,
+            dynamic_ncols=True,
+            leave=in_notebook,
         )
-        self._bar.set_description("converting")
         self._sample_nbytes = sample_nbytes
 
     def set(self, num_samples: int, stored_nbytes: int) -> None:
@@ -85,9 +94,18 @@ class ProgressBar:
             self._bar.set_postfix(ratio=f"{num_samples * self._sample_nbytes / stored_nbytes:.2f}", refresh=False)
         self._bar.update(num_samples - self._bar.n)
 
-    def say(self, what: str) -> None:
-        """Name what is being done now."""
-        self._bar.set_description(what)
+    def finish(self) -> None:
+        """Close the bar of samples that are all converted; where it stays, it shows the rate of the whole."""
+        self._bar.set_description("converted", refresh=False)
+        self._bar.close()
+
+    def drop(self) -> None:
+        """Close the bar and leave no trace of it: another one takes its place."""
+        self._bar.leave = False
+        # tqdm takes a bar below its total for one that failed, and keeps it in red.
+        self._bar.total = None
+        self._bar.close()
 
     def close(self) -> None:
+        """Close the bar where it stands, unless that was done."""
         self._bar.close()

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 
 from h5cache.convert.decide import FirstSamples, load_first
@@ -69,8 +70,7 @@ def check_outputs(out: str, options: ConvertOptions) -> None:
             continue  # the folder of splits is made later
         check_parent(output)
         with lock_output(output):
-            if not options.overwrite:
-                remove_leftovers(output)
+            remove_leftovers(output)
         # A split may have been published by this very conversion before it was killed among the others.
         check_output(output, options.overwrite or split is not None)
 
@@ -179,7 +179,7 @@ class _Run:
                         missing = sum(len(self._missing(*one)) for one in zip(self._jobs, self._finished, strict=True))
                         pool = pools.enter_context(open_pool(min(workers, missing), executor))
                         submit, depth = pool.submit, pool.depth
-                    conflict = self._convert_parts(submit, depth)
+                    conflict = self._convert_or_stop(submit, depth)
                 conflict = conflict or next(filter(None, map(find_conflict, self._jobs)), None)
                 self._check_stop()
                 if conflict is None:
@@ -250,6 +250,13 @@ class _Run:
                     f"and result; a folder once), the disk has {format_nbytes(free)} left; force=True (--force) goes on"
                 )
 
+    def _convert_or_stop(self, submit: Submit, depth: int) -> str | None:
+        try:
+            return self._convert_parts(submit, depth)
+        except BrokenProcessPool:
+            self._check_stop()  # a SIGTERM to all processes of a group, as batch systems send it, ends the workers too
+            raise
+
     def _convert_parts(self, submit: Submit, depth: int) -> str | None:
         """Convert all missing parts; return early with the name of a field whose exact codes do not hold."""
         owner = secrets.token_hex(4)
@@ -258,7 +265,7 @@ class _Run:
             claim_tasks(job.lock_path, owner)
             counters.append(CounterFile.create(job.counters.path, job.plan.num_parts))
         done_before = sum(part.num_samples + len(part.bad) for done in self._finished for part in done.values())
-        nbytes_before = sum(part.nbytes for done in self._finished for part in done.values())
+        nbytes_before = self._stored_nbytes()
         total = sum(job.plan.num_samples for job in self._jobs)
         bar = ProgressBar(total, done_before, self._jobs[0].record.decision.sample_nbytes, self._options.progress)
         tasks = self._iter_tasks(owner)
@@ -269,12 +276,16 @@ class _Run:
                     job_number, task = entry
                     running[submit(task)] = job_number
                 if not running:
+                    # Parts that were written anew from themselves have counted nothing.
+                    bar.set(total, self._stored_nbytes())
+                    bar.finish()
                     return None
                 ready, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 for future in ready:
                     job_number, result = running.pop(future), future.result()
                     if result.conflict is not None:
                         wait(running)  # others finish their parts, to be replayed
+                        bar.drop()
                         return result.conflict
                     self._num_converted += result.num_samples
                     self._finished[job_number][result.number] = FinishedPart(
@@ -286,6 +297,9 @@ class _Run:
                 self._check_stop()
         finally:
             bar.close()
+
+    def _stored_nbytes(self) -> int:
+        return sum(part.nbytes for done in self._finished for part in done.values())
 
     def _join_early(self) -> None:
         """Copy finished parts into their results, for a while: a resumed run may find a thousand of them."""

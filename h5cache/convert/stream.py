@@ -47,7 +47,9 @@ def convert_iterable(source: IterableSource, out: str, recipe: Recipe, options: 
             for number, values in enumerate(_iter_samples(source, recipe)):
                 stream.add(number, values)
                 bar.set(number + 1, 0)
-            return stream.finish()
+            result = stream.finish()
+            bar.finish()
+            return result
         except BaseException:
             stream.abort()
             raise

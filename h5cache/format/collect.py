@@ -188,7 +188,8 @@ class ChunkCollector:
 
     def _emit(self) -> ReadyChunk:
         self._layout = self._layout or self._choose_layout(num_samples=None)
-        chunk = encode_chunk(self._layout, self._buffer[: self._fill])
+        is_first = self._num_samples == self._fill
+        chunk = encode_chunk(self._layout, self._buffer[: self._fill], whole=is_first)
         self._fill = 0
         return ReadyChunk(self._layout, chunk, self._num_samples)
 

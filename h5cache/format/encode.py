@@ -48,15 +48,16 @@ def pad_chunk(rows: npt.NDArray[Any], chunk_samples: int) -> npt.NDArray[Any]:
     return padded
 
 
-def encode_chunk(layout: FieldLayout, rows: npt.NDArray[Any]) -> EncodedChunk:
+def encode_chunk(layout: FieldLayout, rows: npt.NDArray[Any], *, whole: bool = True) -> EncodedChunk:
     """Encode up to a chunk of rows (stored dtype), decode it again and compare, and take its checksums.
 
-    A contiguous field ends with its rows: its last "chunk" is not padded.
+    `whole`: also decode it as HDF5's filter does, see `encode_verified`. A contiguous field ends with its rows: its
+    last "chunk" is not padded.
     """
     if layout.contiguous:
         data = np.ascontiguousarray(rows).tobytes()
         return describe_chunk(data, raw_spans(layout, len(data)))
-    data, spans = encode_verified(layout.codec, pad_chunk(rows, layout.chunk_samples))
+    data, spans = encode_verified(layout.codec, pad_chunk(rows, layout.chunk_samples), whole=whole)
     return describe_chunk(data, spans)
 
 

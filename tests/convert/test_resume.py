@@ -6,16 +6,19 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from convert_samples import digest, key_at, leftovers, small, spoil
+from convert_samples import RESIZE, SIZE, digest, key_at, leftovers, small, spoil
 
-from h5cache import Writer, convert_dataset
+from h5cache import H5TensorDataset, Writer, convert_dataset
 from h5cache.convert.guard import claim_tasks, hold_task_lock
 from h5cache.convert.problems import BadInputsError, ConversionStopped, RunChangedError
 from h5cache.errors import DatasetBusyError, DatasetExistsError
+from h5cache.format.publish import remove
 
 
 @pytest.fixture
@@ -37,6 +40,109 @@ def test_parts_left_by_a_kill_just_after_publishing_are_removed(interrupted: tup
     with pytest.raises(DatasetExistsError):
         small(source, out, on_error="skip")
     assert leftovers(out) == []
+
+
+class Drifting(list[int]):
+    """Samples that change behind h5cache's back, as a dataset's files may."""
+
+    drift = 0
+
+    def __getitem__(self, number: Any) -> Any:
+        return np.full((3, 8, 8), super().__getitem__(number) + self.drift, np.int32)
+
+
+def publish_and_die(monkeypatch: pytest.MonkeyPatch, samples: Any, out: Path, **options: Any) -> None:
+    """Convert, and die just after the file got its name."""
+
+    class Killed(BaseException):
+        pass
+
+    def die_at_the_parts(path: str) -> None:
+        if path == f"{out}.parts":
+            raise Killed
+        remove(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("h5cache.format.parts.remove", die_at_the_parts)
+        # A process that is killed tidies nothing up.
+        patch.setattr("h5cache.convert.run._Run.tidy_up", lambda _: "")
+        patch.setattr("h5cache.convert.stream._Stream.abort", lambda _: None)
+        with pytest.raises(Killed):
+            convert_dataset(samples, out, workers=0, **options)
+    assert out.exists()
+    assert leftovers(out) == ["out.h5.parts"]
+
+
+def test_overwrite_does_not_go_on_with_parts_left_by_a_kill_just_after_publishing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, samples = tmp_path / "out.h5", Drifting(range(100))
+    publish_and_die(monkeypatch, samples, out, kind="dataset")
+    samples.drift = 1000  # unseen: `overwrite` is the way to convert it again
+    assert convert_dataset(samples, out, kind="dataset", overwrite=True, workers=0).num_converted == 100
+    (values,) = H5TensorDataset(out)[:]
+    assert values.min() == 1000
+    assert leftovers(out) == []
+
+
+def test_overwrite_that_was_interrupted_goes_on_although_the_old_file_is_of_the_same_run(
+    pictures: Path, tmp_path: Path
+) -> None:
+    out, parts = tmp_path / "out.h5", tmp_path / "out.h5.parts"
+    small(pictures, out)
+    before = digest(out)
+
+    def stop_after_two() -> None:
+        if len(list(parts.glob("part-*.h5"))) >= 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ConversionStopped):
+        small(pictures, out, overwrite=True, check_stop=stop_after_two)
+    with pytest.raises(DatasetExistsError):
+        small(pictures, out)
+    assert small(pictures, out, overwrite=True).num_converted <= 100 - 32
+    assert (digest(out), leftovers(out)) == (before, [])
+
+
+def test_parts_left_by_a_kill_while_they_were_removed_go_and_are_never_taken_for_another_runs(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, parts = tmp_path / "out.h5", tmp_path / "out.h5.parts"
+    usual = {"resize": RESIZE, "size": SIZE, "part_samples": 16}
+    publish_and_die(monkeypatch, pictures, out, **usual)
+    (parts / ".h5cache-run.json").unlink()
+    shutil.copytree(parts, tmp_path / "kept")
+    with pytest.raises(DatasetExistsError):
+        small(pictures, out)
+    assert leftovers(out) == []
+    # The same shape and keys, other pixels: nothing but the missing record tells.
+    for name in ("out.h5", "new.h5"):
+        shutil.copytree(tmp_path / "kept", tmp_path / f"{name}.parts")
+        small(pictures, tmp_path / name, fit="pad", overwrite=True)
+    small(pictures, tmp_path / "reference.h5", fit="pad")
+    assert digest(out) == digest(tmp_path / "new.h5") == digest(tmp_path / "reference.h5")
+
+
+def test_parts_of_an_iterable_left_by_a_kill_just_after_publishing_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def samples() -> Iterator[dict[str, float]]:
+        return ({"x": float(number)} for number in range(50))
+
+    publish_and_die(monkeypatch, samples(), tmp_path / "out.h5")
+    with pytest.raises(DatasetExistsError):
+        convert_dataset(samples(), tmp_path / "out.h5")
+    assert leftovers(tmp_path / "out.h5") == []
+
+
+def test_folder_of_somebody_else_that_is_called_like_our_parts_keeps_its_files(pictures: Path, tmp_path: Path) -> None:
+    (tmp_path / "out.h5.parts").mkdir()
+    (tmp_path / "out.h5.parts" / "thesis.tex").write_text("precious")
+    small(pictures, tmp_path / "other.h5")
+    (tmp_path / "other.h5").rename(tmp_path / "out.h5")
+    with pytest.raises(DatasetExistsError):
+        small(pictures, tmp_path / "out.h5")
+    assert (tmp_path / "out.h5.parts" / "thesis.tex").read_text() == "precious"
 
 
 def test_missing_part_is_converted_and_the_others_are_not(interrupted: tuple[Path, Path], tmp_path: Path) -> None:

@@ -235,6 +235,75 @@ def test_conversion_told_to_stop_keeps_its_parts_and_says_how_to_go_on(
     assert place.resume(out) < COUNT
 
 
+def session_of(pid: int) -> list[int]:
+    """Return the processes of a session that are still running."""
+    found = []
+    for other in processes():
+        try:
+            is_own = os.getsid(other) == pid
+        except ProcessLookupError:
+            continue
+        if is_own and is_running(other):
+            found.append(other)
+    return found
+
+
+def check_stops(place: Place, tmp_path: Path, moments_s: list[float], presses: int = 1) -> None:
+    """Press Ctrl-C so long after the start: whatever is being imported, started or written then, it ends quietly."""
+    for number, moment_s in enumerate(moments_s):
+        out = tmp_path / str(number) / "out.h5"
+        out.parent.mkdir()
+        process = place.start(out, start_new_session=True)
+        time.sleep(moment_s)
+        for _ in range(presses):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.08 if presses > 1 else 0)
+        stdout, stderr = process.communicate(timeout=30)
+        if process.returncode == 0:  # it was done by then
+            assert (stderr, out.exists()) == ("", True)
+        else:
+            where = f"after {moment_s:.3f} s: {stderr}"
+            assert (process.returncode, stdout) == (130, ""), where
+            assert len(stderr.strip().splitlines()) == 1, where
+            assert "run the same command again" in stderr, where
+        wait_until_gone(session_of(process.pid))
+
+
+#: From just after Python itself has started, past the start of the workers, to their first parts.
+FIRST_S, LAST_S = 0.1, 2.0
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_while_workers_start_is_one_line_and_leaves_no_process(place: Place, tmp_path: Path) -> None:
+    check_stops(place, tmp_path, [FIRST_S + number * 0.08 for number in range(14)])
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_pressed_twice_is_one_line_and_leaves_no_process(place: Place, tmp_path: Path) -> None:
+    check_stops(place, tmp_path, [0.15, 0.4, 0.6, 0.8, 1.0], presses=2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ctrl_c_at_100_moments_is_one_line_and_leaves_no_process(place: Place, tmp_path: Path) -> None:
+    check_stops(place, tmp_path, [FIRST_S + number * (LAST_S - FIRST_S) / 99 for number in range(100)])
+
+
+def test_sigterm_to_all_processes_is_a_stop_not_a_lost_worker(place: Place, tmp_path: Path) -> None:
+    for number in range(8):  # which is noticed first, the signal or the end of the workers, is a matter of chance
+        out = tmp_path / str(number) / "out.h5"
+        out.parent.mkdir()
+        process = place.start(out, start_new_session=True)
+        wait_for_parts(process, out, 2)
+        os.killpg(process.pid, signal.SIGTERM)
+        stderr = process.communicate(timeout=20)[1]
+        assert process.returncode == 143, stderr
+        assert "run the same command again" in stderr
+        assert len(stderr.strip().splitlines()) == 1
+        wait_until_gone(session_of(process.pid))
+
+
 def test_conversion_stopped_before_its_first_part_leaves_nothing(place: Place, out: Path) -> None:
     process = place.start(out)
     while not leftovers(out):

@@ -620,6 +620,41 @@ def test_uncompressed_npz_is_mapped_not_read(tmp_path):
     assert opened["y"].shape == (1000, 0)
 
 
+def test_big_pt_file_is_mapped_and_an_old_one_read_once(tmp_path, monkeypatch):
+    loads = []
+    real = torch.load
+
+    def load(*args: Any, **options: Any) -> Any:
+        loads.append(options["mmap"])
+        return real(*args, **options)
+
+    monkeypatch.setattr(torch, "load", load)
+    for name, new_form in (("new.pt", True), ("old.pt", False)):
+        torch.save(torch.arange(4000).reshape(1000, 4), tmp_path / name, _use_new_zipfile_serialization=new_form)
+        source = make_source(tmp_path / name)
+        assert (str(tmp_path / name) in Path("/proc/self/maps").read_text()) == new_form
+        for part in (range(0, 500), range(500, 1000)):
+            taken = source.take(np.array(part))
+            assert taken.load(7)["field0"].tolist() == [4 * (part[0] + 7) + column for column in range(4)]
+    assert loads == [True, False]
+
+
+@pytest.mark.parametrize("name", ["lists.pt", "lists.npz"])
+def test_big_file_is_opened_and_named_once_not_once_per_sample(tmp_path, monkeypatch, name):
+    from h5cache.convert.sources import row_file
+
+    if name.endswith(".pt"):
+        torch.save({"x": torch.zeros(100, 3), "label": list(range(100))}, tmp_path / name)
+    else:
+        np.savez(tmp_path / name, x=np.zeros((100, 3)), label=np.arange(100))
+    named = []
+    real = row_file.name_columns
+    monkeypatch.setattr(row_file, "name_columns", lambda *args: named.append(args) or real(*args))
+    source = make_source(tmp_path / name)
+    assert [int(source.load(number)["label"]) for number in range(100)] == list(range(100))
+    assert len(named) == 1
+
+
 def test_arrays_of_unequal_lengths_are_refused(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.zeros(3), y=np.zeros(4))
     with pytest.raises(SourceError, match="x 3, y 4"):

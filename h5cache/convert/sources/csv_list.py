@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import errno
 import io
@@ -14,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from h5cache.convert.pictures import PictureOptions
-from h5cache.schema import Field, Schema
 
 from .listing import PICTURE_SUFFIXES, FileList
 from .picture_files import PictureFiles
-from .source import MissingSourceError, Numbers, SourceError, check_samples, digest
+from .source import MissingSourceError, Numbers, SourceError, digest
 
 __all__ = ["LIST_SUFFIXES", "CsvList"]
 
@@ -49,42 +47,11 @@ class CsvList(PictureFiles):
     ) -> None:
         name = os.path.abspath(path)
         columns = _read_columns(name, has_header)
-        self._listed = _stat_files(name, columns.paths)
-        self._labels, self._classes = _number_labels(columns.labels)
-        self._pictures = pictures or PictureOptions()
-
-    @property
-    def file_list(self) -> FileList:
-        return self._listed
-
-    @property
-    def pictures(self) -> PictureOptions:
-        return self._pictures
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self._classes
-
-    @property
-    def labels(self) -> Numbers | None:
-        return self._labels
-
-    @property
-    def schema(self) -> Schema | None:
-        return self.picture_schema({} if self._labels is None else {"label": Field("int64")})
-
-    def load(self, sample: int) -> Mapping[str, Any]:
-        image = self.load_picture(sample)
-        return {"image": image} if self._labels is None else {"image": image, "label": int(self._labels[sample])}
+        labels, classes = _number_labels(columns.labels)
+        super().__init__(_stat_files(name, columns.paths), pictures, classes, labels)
 
     def fingerprint(self) -> Mapping[str, Any]:
         return {**super().fingerprint(), "classes": list(self._classes), "labels": digest(self._labels)}
-
-    def take(self, samples: Numbers) -> CsvList:
-        taken = copy.copy(self)
-        taken._listed = self._listed.take(samples)
-        taken._labels = None if self._labels is None else self._labels[check_samples(samples, len(self))]
-        return taken
 
 
 @dataclass(frozen=True)

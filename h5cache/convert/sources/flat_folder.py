@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from h5cache.convert.pictures import PictureOptions
-from h5cache.schema import Schema
 
-from .listing import PICTURE_SUFFIXES, FileList, list_folder
+from .listing import PICTURE_SUFFIXES, list_folder
 from .picture_files import PictureFiles, check_not_empty
-from .source import Numbers
 
 __all__ = ["FlatFolder"]
 
@@ -23,26 +18,6 @@ class FlatFolder(PictureFiles):
     kind = "folder"
 
     def __init__(self, root: str | os.PathLike[str], pictures: PictureOptions | None = None) -> None:
-        self._listed = list_folder(os.path.abspath(root), PICTURE_SUFFIXES)
-        check_not_empty(self._listed, "no pictures directly in the folder")
-        self._pictures = pictures or PictureOptions()
-
-    @property
-    def file_list(self) -> FileList:
-        return self._listed
-
-    @property
-    def pictures(self) -> PictureOptions:
-        return self._pictures
-
-    @property
-    def schema(self) -> Schema | None:
-        return self.picture_schema({})
-
-    def load(self, sample: int) -> Mapping[str, Any]:
-        return {"image": self.load_picture(sample)}
-
-    def take(self, samples: Numbers) -> FlatFolder:
-        taken = copy.copy(self)
-        taken._listed = self._listed.take(samples)
-        return taken
+        listed = list_folder(os.path.abspath(root), PICTURE_SUFFIXES)
+        check_not_empty(listed, "no pictures directly in the folder")
+        super().__init__(listed, pictures)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .arrays import check_rows, name_columns
+from .columns import check_rows, name_columns
 from .naming import check_names, name_fields
 from .source import SourceError
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,45 +13,53 @@ from h5cache.convert.pictures import PictureOptions, decode_picture
 from h5cache.schema import Field, Schema
 
 from .listing import PICTURE_SUFFIXES, FileList
-from .source import BadSampleError, Source, SourceError, SourceFiles
+from .sample_files import SampleFiles
+from .source import BadSampleError, Numbers, SourceError
 
 __all__ = ["PictureFiles", "check_not_empty"]
 
 
-class PictureFiles(Source):
-    """One picture file per sample."""
+class PictureFiles(SampleFiles):
+    """One picture file per sample: the field `image`, and `label` where the class of each is known."""
 
     needs_cv2 = True
 
-    @property
-    @abstractmethod
-    def file_list(self) -> FileList: ...
+    def __init__(
+        self,
+        listed: FileList,
+        pictures: PictureOptions | None,
+        classes: Sequence[str] = (),
+        labels: Numbers | None = None,
+    ) -> None:
+        super().__init__(listed, classes, labels)
+        self._pictures = pictures or PictureOptions()
 
     @property
-    @abstractmethod
-    def pictures(self) -> PictureOptions: ...
-
-    def __len__(self) -> int:
-        return len(self.file_list)
+    def pictures(self) -> PictureOptions:
+        return self._pictures
 
     @property
-    def files(self) -> SourceFiles:
-        return self.file_list.files
+    def schema(self) -> Schema | None:
+        if not self._pictures.has_fixed_size:
+            return None
+        label = {} if self._labels is None else {"label": Field("int64")}
+        return Schema.of({"image": self._pictures.field(), **label})
 
-    def picture_schema(self, others: Mapping[str, Field]) -> Schema | None:
-        return Schema.of({"image": self.pictures.field(), **others}) if self.pictures.has_fixed_size else None
+    def load(self, sample: int) -> Mapping[str, Any]:
+        label = {} if self._labels is None else {"label": int(self._labels[sample])}
+        return {"image": self.load_picture(sample), **label}
 
     def load_picture(self, sample: int) -> npt.NDArray[np.generic]:
-        data = read_picture_file(self.file_list.path(sample))
-        if len(data) != self.file_list.nbytes[sample]:
+        data = read_picture_file(self._listed.path(sample))
+        if len(data) != self._listed.nbytes[sample]:
             raise BadSampleError(
-                f"the file has changed since it was listed: it had {self.file_list.nbytes[sample]} bytes and now has "
+                f"the file has changed since it was listed: it had {self._listed.nbytes[sample]} bytes and now has "
                 f"{len(data)}"
             )
-        return decode_picture(data, self.pictures)
+        return decode_picture(data, self._pictures)
 
     def fingerprint(self) -> Mapping[str, Any]:
-        return {"kind": self.kind, "pictures": self.pictures.to_config(), "files": self.file_list.digest()}
+        return {"kind": self.kind, "pictures": self._pictures.to_config(), "files": self._listed.digest()}
 
 
 def check_not_empty(files: FileList, problem: str) -> None:

@@ -5,29 +5,20 @@ Loaded with `weights_only=True`, always: a `.pt` file is a pickle, and an untrus
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from .arrays import check_rows, check_unchanged, file_state, labels_of, name_columns
-from .listing import FileList, list_class_folders, list_folder
-from .naming import check_names, name_fields, to_own
-from .source import (
-    BadSampleError,
-    Numbers,
-    Source,
-    SourceError,
-    SourceFiles,
-    check_samples,
-    number_keys,
-)
+from .listing import list_class_folders, list_folder
+from .naming import check_names, name_fields
+from .row_file import RowFile
+from .sample_files import SampleFiles
+from .source import BadSampleError, SourceError
 
 __all__ = ["SAMPLE_SUFFIXES", "PtFile", "PtFiles"]
 
@@ -36,7 +27,7 @@ PT_SUFFIXES = (".pt", ".pth")
 SAMPLE_SUFFIXES = (*PT_SUFFIXES, ".npy")
 
 
-class PtFiles(Source):
+class PtFiles(SampleFiles):
     """One sample per file: a tensor, or a tuple, list or dict of tensors and numbers.
 
     Files in class folders get a field `label`, the number of their folder, beside what they hold. A file that holds
@@ -49,32 +40,13 @@ class PtFiles(Source):
     def __init__(self, root: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
         name = os.path.abspath(root)
         self._fields = check_names(fields)
-        self._classes: tuple[str, ...]
-        self._labels: Numbers | None
-        self._listed, self._classes, self._labels = list_class_folders(name, SAMPLE_SUFFIXES)
-        if not len(self._listed):
-            self._listed, self._classes, self._labels = list_folder(name, SAMPLE_SUFFIXES), (), None
-        if not len(self._listed):
+        listed, classes, labels = list_class_folders(name, SAMPLE_SUFFIXES)
+        if len(listed):
+            super().__init__(listed, classes, labels)
+        else:
+            super().__init__(list_folder(name, SAMPLE_SUFFIXES))
+        if not len(self):
             raise SourceError(f"{name}: no .pt, .pth or .npy files in the folder or its class folders")
-
-    @property
-    def file_list(self) -> FileList:
-        return self._listed
-
-    def __len__(self) -> int:
-        return len(self._listed)
-
-    @property
-    def files(self) -> SourceFiles:
-        return self._listed.files
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self._classes
-
-    @property
-    def labels(self) -> Numbers | None:
-        return self._labels
 
     def load(self, sample: int) -> Mapping[str, Any]:
         path = self._listed.path(sample)
@@ -93,61 +65,23 @@ class PtFiles(Source):
             "files": self._listed.digest(),
         }
 
-    def take(self, samples: Numbers) -> PtFiles:
-        taken = copy.copy(self)
-        taken._listed = self._listed.take(samples)
-        taken._labels = None if self._labels is None else self._labels[check_samples(samples, len(self))]
-        return taken
 
+class PtFile(RowFile):
+    """One file of tensors (one, a tuple, list or dict of them) with a row per sample.
 
-class PtFile(Source):
-    """One file of tensors (one, a tuple, list or dict of them) with a row per sample. Mapped where torch can."""
+    The zip form (torch.save's since 1.6) is mapped, and only the rows asked for are read. The old form cannot be: it is
+    read whole into each worker's memory.
+    """
 
     kind = "pt-file"
     needs_torch = True
 
-    def __init__(self, path: str | os.PathLike[str], fields: Sequence[str] | None = None) -> None:
-        self._path = os.path.abspath(path)
-        self._fields = check_names(fields)
-        self._nbytes, self._mtime_ns = file_state(self._path)
+    @staticmethod
+    def read_file(path: str) -> Any:
         try:
-            columns = self._open()
+            return _read_pt(path, mmap=zipfile.is_zipfile(path))
         except BadSampleError as exc:
-            raise SourceError(f"{self._path}: {exc}") from exc
-        self._count = check_rows(self._path, columns)
-        self._labels = labels_of(columns)
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def files(self) -> SourceFiles:
-        return SourceFiles(number_keys(self._count))
-
-    @property
-    def labels(self) -> Numbers | None:
-        return self._labels
-
-    def load(self, sample: int) -> Mapping[str, Any]:
-        check_unchanged(self._path, self._nbytes, self._mtime_ns)
-        return {name: to_own(column[sample]) for name, column in self._open().items()}
-
-    def fingerprint(self) -> Mapping[str, Any]:
-        return {
-            "kind": self.kind,
-            "fields": None if self._fields is None else list(self._fields),
-            "file": [os.path.basename(self._path), self._nbytes, self._mtime_ns],
-        }
-
-    def _open(self) -> dict[str, Any]:
-        return name_columns(_open_big(self._path, self._nbytes, self._mtime_ns), self._fields)
-
-
-@lru_cache(maxsize=1)
-def _open_big(path: str, nbytes: int, mtime_ns: int) -> Any:
-    """Open the big file; once per worker, not once per task. Size and time tell it from a newer one."""
-    # Only the zip form (torch.save's since 1.6) can be mapped; the old form is read whole.
-    return _read_pt(path, mmap=zipfile.is_zipfile(path))
+            raise SourceError(f"{path}: {exc}") from exc
 
 
 def _read_pt(path: str, mmap: bool = False) -> Any:

@@ -24,7 +24,7 @@ from .pt_files import PT_SUFFIXES, SAMPLE_SUFFIXES, PtFile, PtFiles
 from .source import MissingSourceError, Source, SourceError, check_samples
 from .torch_dataset import MapDataset
 
-__all__ = ["SOURCES", "SourceKind", "SourceOptions", "make_source"]
+__all__ = ["SOURCES", "SourceKind", "SourceOptions", "choose_kind", "make_source"]
 
 AnySource: TypeAlias = "Source | IterableSource"
 
@@ -49,25 +49,25 @@ class SourceKind:
     #: Whether SRC is a path or an object; arrays may be either.
     takes_path: bool = True
     takes_object: bool = False
-    #: Whether `fields=` names its fields; picture files always give `image` and `label`.
-    takes_fields: bool = True
+    #: Picture files: picture options decide over their samples; `fields=` does not, they are always `image`, `label`.
+    holds_pictures: bool = False
 
 
 SOURCES: dict[str, SourceKind] = {
     "class-folders": SourceKind(
         "pictures in class folders: SRC/class/file.jpg",
         lambda src, o: ClassFolders(src, o.pictures),
-        takes_fields=False,
+        holds_pictures=True,
     ),
     "folder": SourceKind(
         "pictures directly in a folder, without labels",
         lambda src, o: FlatFolder(src, o.pictures),
-        takes_fields=False,
+        holds_pictures=True,
     ),
     "list": SourceKind(
         "a CSV, TSV or text list of picture paths and labels",
         lambda src, o: CsvList(src, o.pictures, o.has_header),
-        takes_fields=False,
+        holds_pictures=True,
     ),
     "arrays": SourceKind(
         "a .npy or .npz file, or arrays in memory, with one row per sample",
@@ -116,6 +116,20 @@ def make_source(
         has_header: for lists, whether the first line names the columns.
         indices: take only these samples, in this order.
     """
+    kind = choose_kind(src, kind, batched)
+    row = SOURCES[kind]
+    if fields is not None and row.holds_pictures:
+        raise SourceError(f"fields= does not apply to source {kind!r}: its fields are image and label")
+    source = row.make(src, SourceOptions(pictures, fields, batched, batch_size, has_header))
+    if indices is None:
+        return source
+    if isinstance(source, IterableSource):
+        raise SourceError("samples of an iterable cannot be chosen by number")
+    return source.take(check_samples(np.asarray(indices), len(source)))
+
+
+def choose_kind(src: Any, kind: str | None, batched: bool | None = None) -> str:
+    """Return the kind named, if `src` can be one, or else the kind recognised; SourceError where there is none."""
     if kind is None:
         kind = recognise(src, batched)
     if kind not in SOURCES:
@@ -124,14 +138,7 @@ def make_source(
     if not (row.takes_path if _is_path(src) else row.takes_object):
         got = f"the path {os.fspath(src)!r}" if _is_path(src) else f"an object, {type(src).__name__}"
         raise SourceError(f"source {kind!r} is {row.text}; got {got}")
-    if fields is not None and not row.takes_fields:
-        raise SourceError(f"fields= does not apply to source {kind!r}: its fields are image and label")
-    source = row.make(src, SourceOptions(pictures, fields, batched, batch_size, has_header))
-    if indices is None:
-        return source
-    if isinstance(source, IterableSource):
-        raise SourceError("samples of an iterable cannot be chosen by number")
-    return source.take(check_samples(np.asarray(indices), len(source)))
+    return kind
 
 
 def recognise(src: Any, batched: bool | None = None) -> str:
@@ -171,7 +178,7 @@ def _recognise_folder(path: str) -> str:
     found = {f"{what} in {where}" for where, kinds in (("it", in_root), ("its folders", in_folders)) for what in kinds}
     if len(found) > 1:
         raise SourceError(
-            f"{path}: holds {' and '.join(sorted(found))}; say which to convert by --source (source=): "
+            f"{path}: holds {' and '.join(sorted(found))}; say which to convert by --source (kind=): "
             "class-folders, folder or pt-files"
         )
     if "pictures" in in_folders:

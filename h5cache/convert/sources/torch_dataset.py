@@ -9,7 +9,7 @@ import numpy as np
 
 from h5cache.convert.identity import describe
 
-from .arrays import as_numpy
+from .columns import as_numpy
 from .naming import check_names, name_fields, to_own
 from .source import BadSampleError, Numbers, Source, SourceError, SourceFiles, digest, number_keys
 
