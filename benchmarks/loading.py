@@ -4,9 +4,9 @@
 
 Two threads or workers for everyone, batches of 256, the same samples. Each contestant runs in a process of its own;
 its files are read into the page cache from end to end, then a first epoch, not timed, compares samples with what was
-stored and starts workers. Repetitions are interleaved, so that a slow moment of the machine hits all; the best counts. Cold is one epoch after the kernel was
-asked to drop the store's pages, starting workers included; checksums were checked before. Packages that are not
-installed are left out; `--peers-python` names an interpreter that has them.
+stored and starts workers. Repetitions are interleaved, so that a slow moment of the machine hits all; the best counts.
+Cold is one epoch after the kernel was asked to drop the store's pages, starting workers included; checksums were
+checked before. Packages that are not installed are left out; `--peers-python` names an interpreter that has them.
 """
 
 from __future__ import annotations

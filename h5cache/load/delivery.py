@@ -57,6 +57,18 @@ class Delivery:
         """True where samples are decoded straight into the batch."""
         return not (self.augment or self.expand_first or self.table or self.reorder)
 
+    @property
+    def is_cut_only(self) -> bool:
+        """True where nothing is done to samples but that they are cut, scaled and mirrored."""
+        return bool(self.augment) and not (self.expand_first or self.table or self.reorder)
+
+    @property
+    def cut_shape(self) -> tuple[int, ...]:
+        """The shape of a sample that was cut, in the memory order in which it is stored."""
+        if not self.reorder:
+            return self.shape
+        return (self.shape[-1], *self.shape[:-1]) if self.channels_last else (*self.shape[1:], self.shape[0])
+
     def as_tensor(self, memory: torch.Tensor) -> torch.Tensor:
         """Return the batch as users see it: a view of its memory."""
         if self.dtype == torch.bfloat16 and memory.dtype != torch.bfloat16:

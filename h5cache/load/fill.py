@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from h5cache.load.augment import Geometry, plan_geometry
+from h5cache.load.augment import plan_geometry
+from h5cache.load.cut import Cutter, reorder
 from h5cache.load.decoded import DecodedChunks
 from h5cache.load.delivery import Delivery
 from h5cache.load.read import SampleReader
@@ -30,7 +30,6 @@ class FieldFiller:
         self._delivery = delivery
         layout = reader.info.storage[name].layout
         self._stored_dtype = layout.stored_dtype
-        self._is_small = layout.block_samples > 1
         self._local = threading.local()
 
     @property
@@ -57,41 +56,47 @@ class FieldFiller:
             else:
                 self._reader.read_stored(self._name, samples, out)
             return
-        geometry = self._plan_geometry(samples, seed, epoch)
-        if self._is_small or decoded is not None:
-            rows = np.empty((len(samples), *plan.field.shape), self._stored_dtype)
-            if decoded is not None:
-                decoded.take(samples, rows)
-            else:
-                self._reader.read_stored(self._name, samples, rows)
-            if plan.table is not None and geometry is None and not plan.reorder:
-                expand(rows, plan.table, out, self._table_axis())
+        cutter = self._plan_cuts(samples, seed, epoch)
+        one_by_one = decoded is None and self._reader.reads_one_by_one(self._name)
+        if one_by_one:
+            sample, rows = self._reader.iter_samples(self._name, samples)
+            if plan.is_cut_only and cutter is not None:
+                cutter.cut_each(sample, rows, out)
                 return
-            stored: Iterator[tuple[int, Array]] = enumerate(rows)
+            for row in rows:
+                self._finish_row(sample, out[row], cutter, row)
+            return
+        stored = np.empty((len(samples), *plan.field.shape), self._stored_dtype)
+        if decoded is not None:
+            decoded.take(samples, stored)
         else:
-            stored = self._reader.iter_stored(self._name, samples)
-        for row, value in stored:
-            self._finish_row(value, out[row], geometry, row, plan)
+            self._reader.read_stored(self._name, samples, stored)
+        if plan.table is not None and cutter is None and not plan.reorder:
+            expand(stored, plan.table, out, self._table_axis())
+            return
+        for row, value in enumerate(stored):
+            self._finish_row(value, out[row], cutter, row)
 
-    def _plan_geometry(self, samples: Samples, seed: int, epoch: int) -> Geometry | None:
+    def _plan_cuts(self, samples: Samples, seed: int, epoch: int) -> Cutter | None:
         field = self._delivery.field
         if not self._delivery.augment:
             return None
-        height, width = field.shape[1:] if field.layout == "CHW" else field.shape[:2]
-        return plan_geometry(self._delivery.augment, (height, width), seed, epoch, samples)
+        planar = field.layout == "CHW"
+        height, width = field.shape[1:] if planar else field.shape[:2]
+        geometry = plan_geometry(self._delivery.augment, (height, width), seed, epoch, samples)
+        return Cutter(geometry, (height, width), planar=planar)
 
-    def _finish_row(self, stored: Array, out: Array, geometry: Geometry | None, row: int, plan: Delivery) -> None:
+    def _finish_row(self, stored: Array, out: Array, cutter: Cutter | None, row: int) -> None:
         """Take one decoded sample through the steps it needs; the last step writes into the batch."""
-        field, value = plan.field, stored
+        plan, field, value = self._delivery, self._delivery.field, stored
         if plan.expand_first is not None:
             floats = self._scratch("floats", stored.shape, field.stored_dtype)
             expand(value[np.newaxis], plan.expand_first, floats[np.newaxis], field.channel_axis)
             value = floats
-        if geometry is not None:
-            shape = _sized(field.layout, geometry.size, field.channels)
+        if cutter is not None:
             last = not plan.reorder and plan.table is None
-            target = out if last else self._scratch("crop", shape, value.dtype)
-            cut(value, target, geometry, row, planar=field.layout == "CHW")
+            target = out if last else self._scratch("crop", plan.cut_shape, value.dtype)
+            cutter.cut(row, value, target)
             value = target
         if plan.reorder:
             target = out if plan.table is None else self._scratch("order", plan.shape, value.dtype)
@@ -111,85 +116,3 @@ class FieldFiller:
             found = np.empty(shape, dtype)
             setattr(self._local, name, found)
         return found
-
-
-def _sized(layout: str | None, size: tuple[int, int], channels: int) -> tuple[int, ...]:
-    return (channels, *size) if layout == "CHW" else (*size, channels)
-
-
-def reorder(value: Array, out: Array, *, channels_last: bool) -> None:
-    """Copy a (C, H, W) picture into (H, W, C) memory, or the other way round.
-
-    cv2 interleaves planes of bytes ten times as fast as numpy copies a transposed view.
-    """
-    if value.dtype == np.uint8 and min(value.shape) > 1:
-        import cv2
-
-        if channels_last:
-            made = cv2.merge(list(value), dst=out)
-            if made is out or np.shares_memory(made, out):
-                return
-        elif all(np.shares_memory(one, plane) for one, plane in zip(cv2.split(value, list(out)), out, strict=True)):
-            return
-    np.copyto(out, value.transpose(1, 2, 0) if channels_last else value.transpose(2, 0, 1))
-
-
-def cut(value: Array, out: Array, geometry: Geometry, row: int, *, planar: bool) -> None:
-    """Cut the sample's box out of a picture, scale and mirror it, into `out`. Planar pictures are (C, H, W)."""
-    height, width = int(geometry.height[row]), int(geometry.width[row])
-    top, left = int(geometry.top[row]) - geometry.padding, int(geometry.left[row]) - geometry.padding
-    flip = bool(geometry.flip[row])
-    if geometry.resize and (height, width) != geometry.size:
-        box = (slice(top, top + height), slice(left, left + width))
-        for source, target in zip(value, out, strict=True) if planar else [(value, out)]:
-            _scale(source[box], target, flip)
-        return
-    size = value.shape[1:] if planar else value.shape
-    rows, columns = _clip(top, height, size[0]), _clip(left, width, size[1])
-    if rows.stop - rows.start < height or columns.stop - columns.start < width:
-        out.fill(0)
-    place_rows = slice(rows.start - top, rows.stop - top)
-    place_columns = slice(columns.start - left, columns.stop - left)
-    if flip:
-        place_columns = slice(width - place_columns.stop, width - place_columns.start)
-    if not planar:
-        _copy(value[rows, columns], out[place_rows, place_columns], flip)
-    elif flip:
-        for source, target in zip(value, out, strict=True):
-            _copy(source[rows, columns], target[place_rows, place_columns], flip)
-    else:
-        np.copyto(out[:, place_rows, place_columns], value[:, rows, columns])
-
-
-def _clip(start: int, length: int, size: int) -> slice:
-    """Return the part of [start, start + length) that lies in the picture."""
-    first = min(max(0, start), size)
-    return slice(first, max(first, min(size, start + length)))
-
-
-def _scale(source: Array, out: Array, flip: bool) -> None:
-    """Scale a picture or plane to the size of `out`, mirrored where asked."""
-    import cv2
-
-    height, width = out.shape[:2]
-    shrinks = source.shape[0] >= height and source.shape[1] >= width
-    method = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
-    scaled = cv2.resize(source, (width, height), dst=None if flip else out, interpolation=method)
-    if flip:
-        _copy(scaled.reshape(out.shape), out, flip=True)
-    elif scaled is not out:
-        np.copyto(out, scaled.reshape(out.shape))
-
-
-def _copy(source: Array, out: Array, flip: bool) -> None:
-    """Copy a picture or plane, mirrored where asked. cv2 mirrors bytes ten times as fast as numpy's reversed view."""
-    if not flip:
-        np.copyto(out, source)
-    elif source.dtype == np.uint8 and source.size:
-        import cv2
-
-        mirrored = cv2.flip(source, 1, dst=out)
-        if mirrored is not out and not np.shares_memory(mirrored, out):
-            np.copyto(out, mirrored.reshape(out.shape))
-    else:
-        np.copyto(out, source[:, ::-1])

@@ -108,32 +108,32 @@ class SampleReader:
         table, axis = self._info.storage[name].table, self._info.storage[name].layout.field.channel_axis
         if table is None:
             self.read_stored(name, samples, out)
-        elif self._info.storage[name].layout.block_samples == 1:
-            for row, codes in self.iter_stored(name, samples):
+        elif self.reads_one_by_one(name):
+            codes, rows = self.iter_samples(name, samples)
+            for row in rows:
                 expand(codes[np.newaxis], table, out[row : row + 1], axis)
         else:
-            rows = np.empty(out.shape, np.uint8)
-            self.read_stored(name, samples, rows)
-            expand(rows, table, out, axis)
+            codes = np.empty(out.shape, np.uint8)
+            self.read_stored(name, samples, codes)
+            expand(codes, table, out, axis)
 
-    def iter_stored(self, name: str, samples: Samples) -> Iterator[tuple[int, Array]]:
-        """Yield (row, sample in stored dtype) for each of `samples`, in any order. A sample is valid until the next."""
+    def reads_one_by_one(self, name: str) -> bool:
+        """Whether samples of a field can be had one by one, each with one read: none shares its block with others."""
+        storage = self._info.storage[name]
+        return name not in self._resident and storage.layout.block_samples == 1 and not storage.needs_hdf5
+
+    def iter_samples(self, name: str, samples: Samples) -> tuple[Array, Iterator[int]]:
+        """Return an array and an iterator, for a field that `reads_one_by_one`.
+
+        The iterator yields the place in `samples`, in any order, of the sample that the array then holds, in stored
+        dtype. The array is the thread's, and the caller's to change.
+        """
         storage = self._info.storage[name]
         layout = storage.layout
-        shape = layout.field.shape
-        if name in self._resident or layout.block_samples > 1:
-            rows = np.empty((len(samples), *shape), layout.stored_dtype)
-            self.read_stored(name, samples, rows)
-            yield from enumerate(rows)
-            return
         plan = plan_blocks(storage, self._info.starts, samples)
-        if storage.needs_hdf5:
-            rows, foreign = self._read_foreign(storage, plan)
-            yield from zip(foreign.tolist(), rows, strict=True)
         target = self._threads.memory("sample", layout.sample_nbytes)[: layout.sample_nbytes]
-        sample = target.view(layout.stored_dtype).reshape(shape)
-        for row in self._read_blocks(storage, plan, self._own_rows(storage, plan), target[np.newaxis]):
-            yield row, sample
+        rows = self._read_blocks(storage, plan, np.arange(len(samples)), target[np.newaxis])
+        return target.view(layout.stored_dtype).reshape(layout.field.shape), rows
 
     def read_stored(self, name: str, samples: Samples, out: Array) -> None:
         """As `read`, but exact codes stay codes: `out` is of the stored dtype."""
@@ -165,53 +165,70 @@ class SampleReader:
         This is the hot path: one preadv and one decode per block, and as little Python as can be between them.
         """
         decoder = self._decoder(storage)
-        prefix, block_nbytes, is_raw = decoder.prefix_nbytes, storage.layout.block_nbytes, storage.layout.is_raw
+        prefix = decoder.prefix_nbytes
         scratch = self._threads.memory("stored", prefix + int(plan.nbytes.max(initial=0)))
         decode_row, room = decoder.bind(scratch, rows), scratch.data[prefix:]
-        counters, checksums = self._threads.counters(), storage.block_checksums
         only = len(rows) == 1
         preadv, clock = os.preadv, perf_counter_ns
-        for shard, members in by_shard(plan, wanted):
-            blocks = plan.blocks[members]
-            with self._store.opened(shard) as descriptor:
-                for row, number, offset, nbytes, is_unchecked in zip(
-                    members.tolist(),
-                    blocks.tolist(),
-                    plan.offsets[members].tolist(),
-                    plan.nbytes[members].tolist(),
-                    self._checks.are_unchecked(storage, blocks).tolist(),
-                    strict=True,
-                ):
-                    place = 0 if only else row
-                    is_coded = False
-                    if is_raw or nbytes == block_nbytes:
-                        stored = rows[place, :nbytes].data  # the last block of a contiguous field may be short
-                    elif nbytes:
-                        stored, is_coded = room[:nbytes], True
-                    else:
-                        self._read_zeros(storage, number, shard, rows[place])
-                        yield row
-                        continue
-                    began = clock()
-                    if preadv(descriptor, (stored,), offset) != nbytes:
-                        self._store.fill(descriptor, shard, offset, np.frombuffer(stored, np.uint8))
-                    read = clock()
-                    if is_unchecked:
-                        if checksum(stored) != int(checksums[number]):
-                            self._reread_block(storage, number, shard, rows[place])
-                            yield row
-                            continue
-                        self._checks.note(storage, number, shard)
-                    if is_coded:
+        read_ns = decode_ns = nbytes_read = 0
+        try:
+            for shard, members in by_shard(plan, wanted):
+                blocks, sizes = plan.blocks[members], plan.nbytes[members]
+                with self._store.opened(shard) as descriptor:
+                    for row, block, offset, nbytes, is_special in zip(
+                        members.tolist(),
+                        blocks.tolist(),
+                        plan.offsets[members].tolist(),
+                        sizes.tolist(),
+                        self._are_special(storage, blocks, sizes).tolist(),
+                        strict=True,
+                    ):
+                        place = 0 if only else row
+                        began = clock()
+                        if is_special:
+                            if self._read_special(storage, block, shard, offset, room[:nbytes], rows[place]):
+                                yield row
+                                continue
+                        elif preadv(descriptor, (room[:nbytes],), offset) != nbytes:
+                            self._store.fill(descriptor, shard, offset, np.frombuffer(room[:nbytes], np.uint8))
+                        read = clock()
                         try:
                             decode_row(nbytes, place)
                         except CodecError as exc:
-                            raise self._damaged(storage, number, shard, f"does not decode: {exc}") from exc
-                    done = clock()
-                    counters.nbytes += nbytes
-                    counters.read_ns += read - began
-                    counters.decode_ns += done - read
-                    yield row
+                            raise self._damaged(storage, block, shard, f"does not decode: {exc}") from exc
+                        read_ns += read - began
+                        decode_ns += clock() - read
+                        nbytes_read += nbytes
+                        yield row
+        finally:
+            self._threads.counters().count(nbytes_read, read_ns, decode_ns)
+
+    def _are_special(self, storage: FieldStorage, blocks: Samples, sizes: Samples) -> npt.NDArray[np.bool_]:
+        """Say which blocks are more, or less, than coded bytes that have been checked."""
+        if storage.layout.is_raw:
+            return np.ones(len(blocks), bool)
+        special: npt.NDArray[np.bool_] = (sizes == 0) | (sizes == storage.layout.block_nbytes)
+        return special | self._checks.are_unchecked(storage, blocks)
+
+    def _read_special(
+        self, storage: FieldStorage, block: int, shard: int, offset: int, room: memoryview, target: Bytes
+    ) -> bool:
+        """Read a block that holds nothing, or raw bytes, or has not been checked. False: it is in `room`, coded."""
+        nbytes = len(room)
+        if nbytes == 0:
+            self._read_zeros(storage, block, shard, target)
+            return True
+        is_coded = not storage.layout.is_raw and nbytes != storage.layout.block_nbytes
+        # The last block of a contiguous field may be short.
+        stored = np.frombuffer(room, np.uint8) if is_coded else target[:nbytes]
+        began = perf_counter_ns()
+        self._store.read_into(shard, offset, stored)
+        if not is_coded:
+            self._threads.counters().add(nbytes, began, perf_counter_ns())
+        if not self._checks.is_intact(storage, block, shard, stored):
+            self._reread_block(storage, block, shard, target)
+            return True
+        return not is_coded
 
     def _read_raw(self, storage: FieldStorage, plan: BlockPlan, wanted: Samples, rows: Bytes) -> None:
         """Read raw samples of a block each into their rows: one preadv for all that lie side by side here and there."""

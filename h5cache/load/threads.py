@@ -21,10 +21,13 @@ class ReadCounters:
     decode_ns: int = 0
 
     def add(self, nbytes: int, began_ns: int, read_ns: int) -> None:
-        """Count a block that was read from `began_ns` to `read_ns` and decoded until now."""
+        """Count bytes that were read from `began_ns` to `read_ns` and decoded until now."""
+        self.count(nbytes, read_ns - began_ns, perf_counter_ns() - read_ns)
+
+    def count(self, nbytes: int, read_ns: int, decode_ns: int) -> None:
         self.nbytes += nbytes
-        self.read_ns += read_ns - began_ns
-        self.decode_ns += perf_counter_ns() - read_ns
+        self.read_ns += read_ns
+        self.decode_ns += decode_ns
 
 
 class ThreadState:

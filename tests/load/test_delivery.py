@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from h5cache import H5TensorDataset
 from h5cache.load.augment import HorizontalFlip, RandomCrop
-from h5cache.load.fill import reorder
+from h5cache.load.cut import reorder
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 PICTURES = ["big", "big_codes", "small", "codes", "hwc"]
