@@ -137,6 +137,8 @@ class SampleReader:
 
     def read_stored(self, name: str, samples: Samples, out: Array) -> None:
         """As `read`, but exact codes stay codes: `out` is of the stored dtype."""
+        if not len(samples):
+            return
         resident = self._resident.get(name)
         if resident is not None:
             np.take(resident, samples, axis=0, out=out, mode="clip")
@@ -149,7 +151,7 @@ class SampleReader:
         if storage.layout.block_samples > 1:
             self._read_shared_blocks(storage, plan, out)
             return
-        target = out.reshape(len(out), out[0].size if len(out) else 0).view(np.uint8)
+        target = out.reshape(len(out), -1).view(np.uint8)
         own = self._own_rows(storage, plan)
         if not storage.layout.is_raw:
             for _ in self._read_blocks(storage, plan, own, target):
