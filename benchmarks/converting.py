@@ -128,7 +128,7 @@ def decode_and_encode(files: list[tuple[str, int]], _: str) -> None:
     for start in range(0, len(files), CHUNK):
         for place, (path, _) in enumerate(files[start : start + CHUNK]):
             rows[place] = load_picture(path)
-        encode_chunk(layout, rows)
+        encode_chunk(layout, rows, whole=start == 0)  # as h5cache does
 
 
 def limit_decode(source: str, out: str, workers: int) -> float:
@@ -146,9 +146,9 @@ def h5cache_file(source: str, out: str, workers: int) -> float:
     import loky
 
     from h5cache import convert_dataset
-    from h5cache.convert.executor import ONE_THREAD
+    from h5cache.convert.executor import WORKER_ENVIRONMENT
 
-    pool = loky.ProcessPoolExecutor(workers, env=ONE_THREAD)
+    pool = loky.ProcessPoolExecutor(workers, env=WORKER_ENVIRONMENT)
     list(pool.map(import_h5cache, [0.3] * workers))
     started = time.perf_counter()
     convert_dataset(source, out + ".h5" if not out.endswith("folder") else out, executor=pool)
@@ -484,7 +484,7 @@ def run_all(args: argparse.Namespace, root: Path) -> None:
     print(format_goals(list(results.values())))
     memory = {}
     if any(key.startswith("h5cache") for key in results):
-        for count in (int(text) for text in args.memory.split(",")):
+        for count in (int(text) for text in args.memory.split(",") if text):
             place = root / f"memory-{count}"
             place.mkdir()
             prepare_source(source, place, count)

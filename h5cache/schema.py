@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import keyword
 import math
 import operator
@@ -186,6 +187,13 @@ class Schema(Mapping[str, Field]):
 
 def dtype_name(dtype: Any) -> str:
     """Return the name of a numpy or torch dtype, or of a name; SchemaError where h5cache does not store it."""
+    try:
+        return _known_dtype_name(dtype)
+    except TypeError:  # cannot be hashed: a structured dtype written as a list
+        return _dtype_name(dtype)
+
+
+def _dtype_name(dtype: Any) -> str:
     text = str(dtype)
     if text.startswith("torch."):
         # torch says torch.float32; asking torch itself would import it.
@@ -200,6 +208,10 @@ def dtype_name(dtype: Any) -> str:
     if name not in STORED_AS:
         raise SchemaError(f"dtype {text!r} cannot be stored; use one of {', '.join(STORED_AS)}")
     return name
+
+
+# Asked for every sample that is written, and numpy takes 5 us to name a dtype.
+_known_dtype_name = functools.lru_cache(maxsize=64)(_dtype_name)
 
 
 def check_field_name(name: str) -> None:
