@@ -19,7 +19,7 @@ from h5cache.errors import H5CacheError
 __all__ = ["TaskPool", "WorkerLostError", "open_pool"]
 
 #: The environment of workers. Libraries that start as many threads as the machine has cores would do so in each of
-#: them. And glibc gives the pages of a freed picture back to the system, which clears them for the next: 3 % of the time.
+#: them. And glibc gives the pages of a freed picture back to the system, which clears them for the next one: 3 % more.
 WORKER_ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
