@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from h5cache import value_table
 from h5cache.errors import QuantiseConflictError, SchemaError
 from h5cache.quantise import Quantiser, fit_quantiser
 from h5cache.value_table import ValueTable, check_codes, expand
@@ -540,3 +541,35 @@ def test_check_codes_with_a_code_that_is_not_in_the_table_raises() -> None:
     codes[0, 1, 0] = 1
     with pytest.raises(QuantiseConflictError, match="channel 1: code 1 "):
         check_codes(codes, table, 0)
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((3, 4, 6), 0), ((3, 5, 7), 0), ((4, 6, 3), -1), ((5,), None), ((1, 2, 3), 0)]
+)
+def test_codes_looked_up_by_pairs_or_one_by_one_are_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, pairs: bool, dtype: str, shape: tuple[int, ...], axis: int | None
+) -> None:
+    monkeypatch.setattr(value_table, "_has_pair_lookup", lambda: pairs)
+    rng = np.random.default_rng(0)
+    channels = 1 if axis is None else shape[axis]
+    unsigned = value_table.BITS_DTYPES[dtype]
+    # Any bits: signalling NaNs and subnormals too must come through untouched.
+    bits = rng.integers(0, np.iinfo(unsigned).max, (channels, 256), dtype=unsigned, endpoint=True)
+    table = ValueTable(dtype, bits, np.ones(bits.shape, bool))
+    codes = rng.integers(0, 256, (9, *shape), dtype=np.uint8)
+    out = np.empty(codes.shape, unsigned)
+    expand(codes, table, out, axis)
+    number = np.zeros(codes.shape, np.int64)
+    if axis is not None:
+        number += np.arange(channels).reshape([-1 if place == axis % 3 + 1 else 1 for place in range(4)])
+    assert np.array_equal(out, bits[number, codes])
+
+
+def test_a_table_pickles_without_its_pairs() -> None:
+    table = ValueTable("float32", np.zeros((3, 256), np.uint32), np.ones((3, 256), bool))
+    before = len(pickle.dumps(table))
+    assert table.pairs.nbytes > 1_000_000
+    assert len(pickle.dumps(table)) == before
+    assert pickle.loads(pickle.dumps(table)) == table
