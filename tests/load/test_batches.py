@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from load_cases import NUM, check, flat, numbers_of, open_numbers
+from load_cases import NUM, check, flat, numbers_of, open_numbers, run_script
 from torch.utils.data import DataLoader
 
-from h5cache import H5TensorDataset
+from h5cache import Field, H5TensorDataset, Writer
 from h5cache.errors import StateError
 
 SHUFFLES = [False, "chunk", "full"]
@@ -249,3 +250,48 @@ def test_stateful_dataloader_goes_on_after_a_finished_epoch(file: str) -> None:
         other = stateful.StatefulDataLoader(ds.batches(8, "full"), batch_size=None, num_workers=num_workers)
         other.load_state_dict(loader.state_dict())
         assert numbers_of(other) == expected(ds, "full", 1)
+
+
+# Work
+
+
+@pytest.mark.parametrize(("ranks", "num_workers"), [(1, 2), (1, 3), (2, 0), (2, 2)])
+def test_real_ranks_and_workers_decode_each_chunk_once(tmp_path: Path, ranks: int, num_workers: int) -> None:
+    num_chunks, per_chunk = 48, 16
+    path, log = tmp_path / "data.h5", tmp_path / "decoded"
+    with Writer(path, {"small": Field("uint8", (3, 8, 8), chunk_samples=per_chunk), "number": Field("int64")}) as w:
+        numbers = torch.arange(num_chunks * per_chunk)
+        w.append(small=(numbers % 251).to(torch.uint8)[:, None, None, None].expand(-1, 3, 8, 8), number=numbers)
+    script = """
+        import os, sys, warnings
+        warnings.simplefilter("ignore")
+        from torch.utils.data import DataLoader
+        from h5cache import H5TensorDataset
+        from h5cache.load.read import SampleReader
+
+        path, log, rank, ranks, workers = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+        read_chunk = SampleReader.read_chunk
+
+        def noted(self, name, chunk, out):
+            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(descriptor, f"{chunk}\\n".encode())
+            os.close(descriptor)
+            read_chunk(self, name, chunk, out)
+
+        SampleReader.read_chunk = noted
+        stream = H5TensorDataset(path).batches(
+            32, "chunk", rank=rank, world_size=ranks, window_nbytes=6 * 16 * 192, lanes=4 * ranks
+        )
+        for small, number in DataLoader(stream, batch_size=None, num_workers=workers):
+            assert bool((small[:, 0, 0, 0] == number % 251).all())
+            print(*number.tolist())
+    """
+    options = [str(path), str(log)]
+    done = [run_script(script, *options, str(rank), str(ranks), str(num_workers)) for rank in range(ranks)]
+    assert [one.stderr for one in done] == [""] * ranks
+    delivered = sorted(int(text) for one in done for text in one.stdout.split())
+    assert delivered == list(range(num_chunks * per_chunk))
+    decoded = [int(line) for line in log.read_text().split()]
+    assert set(decoded) == set(range(num_chunks))
+    # A chunk in which the lanes of one end and those of the next begin is needed by both.
+    assert len(decoded) <= num_chunks + ranks * max(1, num_workers) - 1
