@@ -87,12 +87,13 @@ class BatchStream(IterableDataset[Any]):
             return _raise_later(exc)
         self._board.note(epoch_order.epoch, epoch_order.order.groups, start)
         memory: BatchMemory = RecycledMemory(2) if get_worker_info() is None else worker_memory()
+        decoded, _ = plan_decoded(
+            self._reader, self._recipe, epoch_order, batches, 0, self._options.window_nbytes, FreshMemory()
+        )
         parts = RunParts(
             recipe=self._recipe,
             fillers=self._recipe.fillers(self._reader),
-            decoded=plan_decoded(
-                self._reader, self._recipe, epoch_order, batches, 0, self._options.window_nbytes, FreshMemory()
-            ),
+            decoded=decoded,
             memory=memory,
             device=None,
             piece_rows=max(1, self._options.batch_size),

@@ -26,13 +26,14 @@ class BlockChecks:
             raise ValueError(f"verify must be one of {', '.join(VERIFY_MODES)}, got {verify!r}")
         self.verify = verify
         # By storage and not by name: after a refresh, a batch that was planned before must not be taken for checked.
-        self._flags: dict[tuple[FieldStorage, bool], Flags] = checked._flags if checked is not None else {}
+        # By mode: "always" has flags that nobody clears, "never" clears more than it has checked.
+        self._flags: dict[tuple[FieldStorage, str], Flags] = checked._flags if checked is not None else {}
 
     def unchecked(self, storage: FieldStorage) -> Flags | None:
         """Return which blocks are still to be checked; None where they have no checksums."""
         if not len(storage.block_checksums):
             return None
-        key = (storage, self.verify == "never")
+        key = (storage, self.verify)
         found = self._flags.get(key)
         if found is None:
             found = self._flags.setdefault(key, np.ones(len(storage.block_checksums), bool))

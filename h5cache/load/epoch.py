@@ -20,11 +20,11 @@ from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine
 from h5cache.load.fill import FieldFiller
 from h5cache.load.memory import BatchMemory
-from h5cache.load.order import EpochOrder, Population
+from h5cache.load.order import ChunkSpans, EpochOrder, Population
 from h5cache.load.read import SampleReader
 from h5cache.load.recipe import BatchRecipe
 
-__all__ = ["EpochRun", "RunParts", "plan_decoded", "plan_lead"]
+__all__ = ["EpochRun", "RunParts", "plan_decoded"]
 
 #: How often a waiting consumer makes sure that somebody is still working for it.
 WATCH_S = 1.0
@@ -286,15 +286,15 @@ def plan_decoded(
     ahead: int,
     window_nbytes: int,
     memory: BatchMemory,
-) -> dict[str, DecodedChunks]:
-    """Return the decoded windows that an epoch needs: for fields of small samples, where whole chunks are used.
+    threads: int = 0,
+) -> tuple[dict[str, DecodedChunks], int]:
+    """Return the decoded windows that an epoch needs, and how many batches ahead of those scheduled they are filled.
 
-    `ahead` are the batches between the one that is delivered and the last one whose chunks are decoded already.
-
-    Where more chunks are needed at once than fit into `window_nbytes`, single blocks are decoded instead: in full
-    shuffle of large fields, for a view in random order, for a field whose chunks are not those that the order mixes.
+    Windows are for fields of small samples, where whole chunks are used. Where more chunks are needed at once than fit
+    into `window_nbytes`, single blocks are decoded instead: in full shuffle of large fields, for a view in random
+    order, for a field whose chunks are not those that the order mixes.
     """
-    windows = {}
+    spans: dict[str, ChunkSpans] = {}
     for name in recipe.deliveries:
         storage = reader.info.storage[name]
         layout = storage.layout
@@ -304,15 +304,25 @@ def plan_decoded(
             continue
         population = Population(reader.info.starts, layout.chunk_samples, order.order.population.selected)
         by_chunks = EpochOrder(replace(order.order, population=population), order.epoch, order.sequence)
-        spans = by_chunks.chunk_spans(batches)
+        needed = by_chunks.chunk_spans(batches)
         is_planned = order.order.shuffle == "chunk" and layout.chunk_samples == order.order.population.chunk_samples
-        if is_planned or plan_slots(spans, ahead * batches.step) * layout.chunk_nbytes <= window_nbytes:
-            windows[name] = DecodedChunks(reader, name, spans, batches, ahead, memory)
-    return windows
+        if is_planned or plan_slots(needed, ahead * batches.step) * layout.chunk_nbytes <= window_nbytes:
+            spans[name] = needed
+    layouts = {name: reader.info.storage[name].layout for name in spans}
+    lead = -(-min((one.chunk_samples for one in layouts.values()), default=0) * threads // order.order.batch_size)
+    for name, needed in spans.items():
+        lead = _affordable_lead(
+            needed, ahead, lead, batches.step, window_nbytes // layouts[name].chunk_nbytes, 2 * threads
+        )
+    windows = {
+        name: DecodedChunks(reader, name, needed, batches, ahead + lead, memory) for name, needed in spans.items()
+    }
+    return windows, lead
 
 
-def plan_lead(reader: SampleReader, recipe: BatchRecipe, batch_size: int, threads: int) -> int:
-    """Return how many batches ahead chunks are to be decoded so that each thread has one of its own to decode."""
-    layouts = [reader.info.storage[name].layout for name in recipe.deliveries if name not in reader.resident]
-    chunk_samples = max((layout.chunk_samples for layout in layouts if layout.block_samples > 1), default=0)
-    return -(-chunk_samples * threads // batch_size)
+def _affordable_lead(spans: ChunkSpans, ahead: int, lead: int, step: int, room: int, extra: int) -> int:
+    """Return the largest lead, `lead` or a half of it or of that, that takes few more slots than there must be."""
+    allowed = max(room, plan_slots(spans, ahead * step)) + extra
+    while lead and plan_slots(spans, (ahead + lead) * step) > allowed:
+        lead //= 2
+    return lead

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from h5cache.load.device import DeviceStream
 from h5cache.load.engine import Engine, default_threads
-from h5cache.load.epoch import EpochRun, RunParts, plan_decoded, plan_lead
+from h5cache.load.epoch import EpochRun, RunParts, plan_decoded
 from h5cache.load.memory import BatchMemory, RecycledMemory
 from h5cache.load.notebook import loader_html
 from h5cache.load.options import check_whole
@@ -223,13 +223,20 @@ class Loader:
             int(np.prod(plan.shape, dtype=np.int64)) * plan.memory_dtype.itemsize
             for plan in self._recipe.deliveries.values()
         )
-        lead = plan_lead(self._reader, self._recipe, order.order.batch_size, self._num_threads()) if ahead else 0
+        decoded, lead = plan_decoded(
+            self._reader,
+            self._recipe,
+            order,
+            batches,
+            ahead,
+            self._window_nbytes,
+            self._window_memory,
+            threads=self._num_threads() if ahead else 0,
+        )
         return RunParts(
             recipe=self._recipe,
             fillers=self._fillers,
-            decoded=plan_decoded(
-                self._reader, self._recipe, order, batches, ahead + lead, self._window_nbytes, self._window_memory
-            ),
+            decoded=decoded,
             memory=self._memory,
             device=self._device,
             piece_rows=plan_piece_rows(order.order.batch_size, sample_nbytes, self._num_threads()),

@@ -4,8 +4,9 @@ Torch makes a new file in shared memory for every batch: 38 MB of fresh pages co
 full (128 us a picture of 224 px, against 14 us). Here a worker keeps its segments. One that was sent is filled again
 when everybody who received it has said, in the segment itself, that the last tensor, view or array over it is dead.
 
-A segment begins with a page of marks, one byte for each time it was sent, each written by one process only; the batch
-follows. It has no name: the kernel frees it when the last process that maps it is gone, however it ends.
+Behind the batch a segment has a page of marks, one byte for each time it was sent, each written by one process only.
+It has no name: the kernel frees it when the last process that maps it is gone, however it ends. To torch it is shared
+memory like its own; what torch sends of it by itself (a view of a batch) is not marked, and its segment is given up.
 """
 
 from __future__ import annotations
@@ -14,27 +15,29 @@ import math
 import mmap
 import multiprocessing.reduction
 import os
+import sys
 import threading
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.multiprocessing import get_sharing_strategy
+from torch.multiprocessing.reductions import StorageWeakRef, fd_id, shared_cache
 
 from h5cache.load.memory import BatchMemory, contiguous_strides, torch_dtype
 
-__all__ = ["SharedMemory", "keep_shared", "worker_memory"]
+__all__ = ["SharedMemory", "SharedTensor", "keep_shared", "worker_memory"]
 
 _MARKS_NBYTES = mmap.PAGESIZE
 _RELEASED = 1
 #: Segments of one worker. A consumer that holds on to more batches gets the others in memory of their own.
-_MOST_SEGMENTS = 64
+_MOST_SEGMENTS = 32
 #: Segments that lie idle, of all sizes: more than a worker has under way at once (prefetch_factor is 2).
 _MOST_IDLE = 8
+#: Counts how many tensors, in whatever form, have a storage. None in a torch that has no such function.
+_count_users: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
 class SharedMemory(BatchMemory):
@@ -47,17 +50,17 @@ class SharedMemory(BatchMemory):
     def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], torch.Tensor]:
         nbytes = math.prod(shape) * dtype.itemsize
         segment = self._find(nbytes)
-        if segment is None:
-            tensor = _torch_shared(shape, dtype)
-            return tensor.numpy(), tensor
-        array = segment.lend(shape, dtype)
-        return array, SharedTensor.over(torch.from_numpy(array), _Loan(segment, array))
+        storage = _new_torch_storage(nbytes) if segment is None else segment.storage
+        tensor = torch.empty(0, dtype=torch_dtype(dtype)).set_(storage, 0, shape, contiguous_strides(shape))
+        array = tensor.numpy()
+        return array, tensor if segment is None else SharedTensor.over(tensor, segment)
 
     def _find(self, nbytes: int) -> _Segment | None:
         """Return an idle segment of that size or a new one; None where torch must serve."""
-        if not nbytes or not hasattr(os, "memfd_create") or not _sends_descriptors():
+        if not nbytes or not _can_recycle():
             return None
         with self._lock:
+            self._segments = [segment for segment in self._segments if not segment.was_sent_by_torch]
             idle = [segment for segment in self._segments if segment.is_idle]
             found = next((segment for segment in idle if segment.nbytes == nbytes), None)
             if found is None:
@@ -68,47 +71,56 @@ class SharedMemory(BatchMemory):
                     return None
                 found = _Segment(nbytes)
                 self._segments.append(found)
-            found.is_lent = True
+            found.clear()
             return found
 
 
-def _sends_descriptors() -> bool:
-    """Whether torch, too, sends descriptors: who has chosen its other strategy has too few of them."""
-    return bool(get_sharing_strategy() == "file_descriptor")  # type: ignore[no-untyped-call]
+def _can_recycle() -> bool:
+    # Who has chosen torch's other strategy has too few descriptors for this one.
+    strategy = get_sharing_strategy()  # type: ignore[no-untyped-call]
+    return _count_users is not None and hasattr(os, "memfd_create") and strategy == "file_descriptor"
 
 
-def _torch_shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+def _new_torch_storage(nbytes: int) -> torch.UntypedStorage:
     # The same call that torch's default_collate uses in a worker.
-    nbytes = math.prod(shape) * dtype.itemsize
-    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch_dtype(dtype)).set_(storage, 0, shape, contiguous_strides(shape))
+    return torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Segment:
-    """Shared memory for one array."""
+    """Shared memory for one array, and its marks."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.descriptor = os.memfd_create("h5cache-batch", os.MFD_CLOEXEC)
-        weakref.finalize(self, os.close, self.descriptor).atexit = False
-        os.ftruncate(self.descriptor, _MARKS_NBYTES + nbytes)
-        self.memory = mmap.mmap(self.descriptor, _MARKS_NBYTES + nbytes)
-        #: This process has an array over it.
-        self.is_lent = False
+        descriptor = os.memfd_create("h5cache-batch", os.MFD_CLOEXEC)
+        try:
+            start = _marks_start(nbytes)
+            os.ftruncate(descriptor, start + _MARKS_NBYTES)
+            self.storage: torch.UntypedStorage = _map(descriptor, nbytes)
+            self._marks = mmap.mmap(descriptor, _MARKS_NBYTES, offset=start)
+            self._identity = fd_id(descriptor)  # type: ignore[no-untyped-call]
+        finally:
+            os.close(descriptor)  # the storage has one of its own
         self._num_sent = 0
+        self._own_references = sys.getrefcount(self.storage)
 
     @property
     def is_idle(self) -> bool:
-        sent = self._num_sent
-        return not self.is_lent and self.memory[:sent].count(_RELEASED) == sent
+        """True where no tensor has it, here or with a receiver."""
+        users = _count_users(self.storage._cdata) if _count_users is not None else 2
+        # Who holds the storage itself, not a tensor, holds the very object that we have.
+        if users > 1 or sys.getrefcount(self.storage) > self._own_references:
+            return False
+        return self._marks[: self._num_sent].count(_RELEASED) == self._num_sent
 
-    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        self.memory[: self._num_sent] = bytes(self._num_sent)
+    @property
+    def was_sent_by_torch(self) -> bool:
+        """True where torch has sent a tensor over it by its own means, of whose end nobody hears."""
+        return self._identity in shared_cache
+
+    def clear(self) -> None:
+        """Forget who had it."""
+        self._marks[: self._num_sent] = bytes(self._num_sent)
         self._num_sent = 0
-        lent = np.ndarray(shape, dtype, buffer=self.memory, offset=_MARKS_NBYTES)
-        # See RecycledMemory: torch holds this very object as long as any tensor shares its storage.
-        weakref.finalize(lent, _take_back, weakref.ref(self)).atexit = False
-        return lent
 
     def mark_sent(self) -> int | None:
         """Return the place of the mark by which a receiver says that it is done; None where there are no more."""
@@ -117,19 +129,17 @@ class _Segment:
         self._num_sent += 1
         return self._num_sent - 1
 
-
-@dataclass(frozen=True, eq=False)
-class _Loan:
-    """A segment and the array over it, which keeps it lent."""
-
-    segment: _Segment
-    array: npt.NDArray[Any]
+    @property
+    def descriptor(self) -> int:
+        return int(self.storage._share_fd_cpu_()[0])
 
 
-def _take_back(segment: weakref.ref[_Segment]) -> None:
-    found = segment()
-    if found is not None:
-        found.is_lent = False
+def _map(descriptor: int, nbytes: int) -> Any:
+    return torch.UntypedStorage._new_shared_fd_cpu(descriptor, nbytes)  # type: ignore[attr-defined]
+
+
+def _marks_start(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 class SharedTensor(torch.Tensor):
@@ -139,18 +149,13 @@ class SharedTensor(torch.Tensor):
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    # The tensor's storage may be another one by the time it is sent: torch puts that of a view which is sent before
-    # into shared memory of its own.
-    _loan: _Loan
+    _segment: _Segment
 
     @classmethod
-    def over(cls, tensor: torch.Tensor, loan: _Loan) -> SharedTensor:
+    def over(cls, tensor: torch.Tensor, segment: _Segment) -> SharedTensor:
         shared: SharedTensor = tensor.as_subclass(cls)
-        shared._loan = loan
+        shared._segment = segment
         return shared
-
-    def is_shared(self) -> bool:
-        return True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         return self.clone()
@@ -162,18 +167,54 @@ class SharedTensor(torch.Tensor):
 def keep_shared(view: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     """Return a view of a batch so that it is sent as its whole would be."""
     if isinstance(whole, SharedTensor) and not isinstance(view, SharedTensor):
-        return SharedTensor.over(view, whole._loan)
+        return SharedTensor.over(view, whole._segment)
     return view
 
 
 def _send(tensor: SharedTensor) -> tuple[Callable[..., torch.Tensor], tuple[Any, ...]]:
-    segment = tensor._loan.segment
-    place = segment.mark_sent()
+    segment = tensor._segment
+    # `tensor.data = other` and the like leave it with another storage; torch knows best how to send that.
+    is_ours = tensor.untyped_storage()._cdata == segment.storage._cdata and not tensor.requires_grad
+    place = segment.mark_sent() if is_ours else None
     if place is None:
-        return torch.clone, (tensor.as_subclass(torch.Tensor),)
+        if tensor.requires_grad and tensor.is_leaf:
+            return _as_it_is, (tensor.detach().as_subclass(torch.Tensor).requires_grad_(),)
+        return _as_it_is, (tensor.as_subclass(torch.Tensor),)
     descriptor = multiprocessing.reduction.DupFd(segment.descriptor)
     layout = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
     return _receive, (descriptor, place, segment.nbytes, *layout)
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class _Received:
+    """What this process has received, as long as it is in use. Looked through whenever something more comes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[StorageWeakRef, mmap.mmap, int]] = []
+
+    def add(self, storage: torch.UntypedStorage, marks: mmap.mmap, place: int) -> None:
+        with self._lock:
+            self._waiting = [one for one in self._waiting if not _is_released(*one)]
+            self._waiting.append((StorageWeakRef(storage), marks, place))  # type: ignore[no-untyped-call]
+
+    def forget(self) -> None:
+        """Never release what is in use now: a child that is about to be forked will have it too."""
+        with self._lock:
+            for one in self._waiting:
+                _is_released(*one)
+            self._waiting = []
+
+
+def _is_released(storage: StorageWeakRef, marks: mmap.mmap, place: int) -> bool:
+    """Say so in the segment, too."""
+    if not storage.expired():  # type: ignore[no-untyped-call]
+        return False
+    marks[place] = _RELEASED
+    return True
 
 
 def _receive(
@@ -187,30 +228,40 @@ def _receive(
 ) -> torch.Tensor:
     own = descriptor.detach()
     try:
-        memory = mmap.mmap(own, _MARKS_NBYTES + nbytes)
+        storage = _map(own, nbytes)
+        marks = mmap.mmap(own, _MARKS_NBYTES, offset=_marks_start(nbytes))
     finally:
         os.close(own)
-    received = np.ndarray(nbytes, np.uint8, buffer=memory, offset=_MARKS_NBYTES)
-    weakref.finalize(received, _release, memory, place, os.getpid()).atexit = False
-    return torch.from_numpy(received).view(dtype).as_strided(shape, strides, offset)
-
-
-def _release(memory: mmap.mmap, place: int, pid: int) -> None:
-    # A forked child has copies of its parent's tensors; that they end says nothing.
-    if os.getpid() == pid:
-        memory[place] = _RELEASED
+    _received.add(storage, marks, place)
+    return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
 
 
 # What DataLoader's queues pickle with; other pickles hold the values.
 multiprocessing.reduction.ForkingPickler.register(SharedTensor, _send)
 
-
-_pool: tuple[int, SharedMemory] | None = None
+_received = _Received()
+_pool: SharedMemory | None = None
 
 
 def worker_memory() -> SharedMemory:
     """Return the memory of this worker process."""
     global _pool
-    if _pool is None or _pool[0] != os.getpid():
-        _pool = (os.getpid(), SharedMemory())
-    return _pool[1]
+    if _pool is None:
+        _pool = SharedMemory()
+    return _pool
+
+
+def _before_fork() -> None:
+    """Both processes will have what is in use now, and neither knows when the other lets go."""
+    global _pool
+    _pool = None
+    _received.forget()
+
+
+def _in_child() -> None:
+    global _received
+    _received = _Received()  # its lock may have been held by another thread
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -132,6 +132,24 @@ def damage(file: str, target: str, field: str) -> str:
     return target
 
 
+@pytest.mark.parametrize("field", ["big", "raw", "small"])
+def test_a_loader_that_always_verifies_checks_what_others_have_checked(
+    file: str, tmp_path: pathlib.Path, field: str
+) -> None:
+    path = str(tmp_path / "damaged.h5")
+    shutil.copy(file, path)
+    ds = H5TensorDataset(path, [field])
+    before = ds.loader(8, verify="always")
+    for _ in ds.loader(8):
+        pass
+    damaged = pathlib.Path(damage(file, str(tmp_path / "other.h5"), field)).read_bytes()
+    with open(path, "r+b") as opened:  # the same file, so that nobody notices by its identity
+        opened.write(damaged)
+    for loader in (before, ds.loader(8, verify="always")):
+        with pytest.raises(ChecksumError, match=f"field '{field}'"):
+            list(loader)
+
+
 def test_a_damaged_sample_raises_out_of_a_worker(file: str, tmp_path: pathlib.Path) -> None:
     ds = H5TensorDataset(damage(file, str(tmp_path / "damaged.h5"), "big"), ["big"])
     for loader in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pathlib
 import threading
 from typing import Any
 
@@ -366,3 +367,25 @@ def test_summary_logs_one_line_an_epoch(one: H5TensorDataset, caplog: pytest.Log
         list(loader)
         list(loader)
     assert [record.message.split(":")[0] for record in caplog.records] == ["epoch 0", "epoch 1"]
+
+
+@pytest.mark.filterwarnings("ignore:shuffle=.chunk. mixes only")
+def test_a_field_of_large_chunks_does_not_widen_the_window_of_the_others(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "data.h5"
+    fields = {
+        "image": Field("uint8", (3, 16, 16), chunk_samples=32),
+        "box": Field("float32", (8,), codec="blosc2", chunk_samples=4096),
+    }
+    with Writer(path, fields) as w:
+        w.append(image=torch.zeros(8192, 3, 16, 16, dtype=torch.uint8), box=torch.rand(8192, 8))
+    ds = H5TensorDataset(path)
+    budget = 40 * 32 * 768
+
+    def window(names: list[str]) -> int:
+        loader = ds.loader(32, "chunk", threads=2, fields=names, window_nbytes=budget)
+        next(iter(loader))
+        image = loader._run._parts.decoded["image"]
+        loader.close()
+        return len(image._memory)
+
+    assert window(["image", "box"]) <= window(["image"]) + 2

@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,9 @@ def test_a_segment_is_lent_again_only_when_all_who_hold_it_have_let_go() -> None
     del second
     assert take(memory, 4).data_ptr() != place
     del view
+    send(torch.zeros(1))  # not by us
+    assert take(memory, 5).data_ptr() != place
+    send(take(memory, 6))  # what ended is noticed when something comes
     assert any(one.data_ptr() == place for one in [take(memory, 5) for _ in range(3)])
 
 
@@ -97,15 +101,96 @@ def test_a_batch_that_is_never_sent_is_used_again() -> None:
     assert len({take(memory, 1).data_ptr() for _ in range(5)}) == 1
 
 
-def test_a_tensor_keeps_its_segment_when_a_view_was_sent_before() -> None:
+def test_a_segment_of_which_torch_sent_a_view_is_not_used_again() -> None:
     memory = SharedMemory()
     tensor = take(memory, 7)
-    row = send(tensor[:10])  # an ordinary tensor: torch moves its storage, and so that of the batch, elsewhere
-    others = [take(memory, 9) for _ in range(3)]
+    row = send(tensor[:10])  # an ordinary tensor: torch sends its storage, and nobody hears of its end
     whole = send(tensor)
+    del tensor
+    others = [take(memory, 9) for _ in range(3)]
     assert bool((whole == 7).all())
     assert bool((row == 7).all())
-    assert others
+    assert all(bool((one == 9).all()) for one in others)
+
+
+def test_a_storage_that_is_held_in_the_worker_is_not_filled_again() -> None:
+    memory = SharedMemory()
+    storage = take(memory, 7).untyped_storage()
+    take(memory, 8)
+    assert bytes(storage[:3]) == b"\x07\x07\x07"
+
+
+@pytest.mark.parametrize("share", ["share_memory_", "queue"])
+def test_arrays_over_a_received_batch_survive_its_being_shared(share: str) -> None:
+    received = send(take(SharedMemory(), 5))
+    assert received.is_shared()
+    array = received.numpy()
+    if share == "queue":
+        again = send(received)
+        assert bool((again == 5).all())
+    else:
+        received.share_memory_()
+    del received
+    gc.collect()
+    assert (array == 5).all()
+
+
+def test_a_batch_that_a_forked_child_has_too_is_never_released(file: str) -> None:
+    script = """
+        import os, sys
+        from torch.utils.data import DataLoader
+        from h5cache import H5TensorDataset
+        loader = DataLoader(H5TensorDataset(sys.argv[1], ["big"]), batch_size=4, num_workers=1, persistent_workers=True)
+        batches = iter(loader)
+        (batch,) = next(batches)
+        expected = batch.clone()
+        ready, go = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(go)
+            os.read(ready, 1)  # until the parent has gone on
+            os._exit(0 if (batch.numpy() == expected.numpy()).all() else 1)  # torch's threads are not here
+        del batch
+        for _ in range(2):
+            for _ in loader:
+                pass
+        os.close(go)
+        print(os.waitpid(child, 0)[1])
+    """
+    done = run_script(script, file)
+    assert done.stdout.split() == ["0"], done.stderr
+
+
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shared first": lambda batch: batch.share_memory_().add_(1),
+    "its storage shared first": lambda batch: (batch.untyped_storage().share_memory_(), batch.add_(1)),
+    "other data": lambda batch: setattr(batch, "data", batch.data + 1),
+    "data of another dtype": lambda batch: setattr(batch, "data", batch.data.float() / 2),
+    "another storage": lambda batch: batch.set_(batch + 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_a_collate_fn_does_to_the_batch_arrives(file: str, change: str) -> None:
+    ds = H5TensorDataset(file, ["big", "number"])
+
+    def collate(rows: Any) -> Any:
+        big, number = default_collate(rows)
+        CHANGES[change](big)
+        return big, number
+
+    for big, number in DataLoader(ds, batch_size=8, num_workers=1, collate_fn=collate):
+        expected = content()["big"][number]
+        CHANGES[change](expected)
+        assert torch.equal(big, expected)
+
+
+def test_requires_grad_arrives() -> None:
+    array, tensor = SharedMemory().take((5,), np.dtype(np.float32))
+    array[:] = 2
+    received = send(tensor.requires_grad_())
+    assert received.requires_grad
+    assert bool((received == 2).all())
 
 
 def test_a_forked_child_that_drops_its_copy_releases_nothing() -> None:
