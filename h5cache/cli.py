@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from typing import NoReturn
 
 from h5cache import __version__
 from h5cache.terminal import EXIT_CODES, EXIT_GOOD, CommandError, Console, Style, run_guarded
@@ -98,5 +100,13 @@ def _is_there(module: str) -> bool:
         return False
 
 
+def run() -> NoReturn:
+    """The console script."""
+    exit_code = main()
+    # All is said and done, and the code tells it: Ctrl-C must not turn the interpreter's own end into another.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -263,10 +263,9 @@ def _notes(console: Console) -> Iterator[None]:
 
 
 def _size(text: str) -> int | None:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number or None
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a number of pixels, or 0, is expected, got {text!r}")
+    return int(text) or None
 
 
 def _shard_size(text: str) -> int | str:

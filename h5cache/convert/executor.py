@@ -73,12 +73,12 @@ def _processes(workers: int) -> Iterator[TaskPool]:
     processes = loky.ProcessPoolExecutor(
         max_workers=workers, env=WORKER_ENVIRONMENT, initializer=start_worker, initargs=(os.getpid(),)
     )
-    finished = False
     try:
         yield TaskPool(processes, depth=2 * workers)
-        finished = True
     finally:
-        processes.shutdown(wait=True, kill_workers=not finished)
+        # All results are in, or nobody wants them. A worker that waits for a lock which a killed one held would never
+        # end by itself.
+        processes.shutdown(wait=True, kill_workers=True)
 
 
 def _start_trackers() -> None:

@@ -32,6 +32,7 @@ from h5cache.convert.record import (
 from h5cache.convert.sources.source import Source, SourceFiles
 from h5cache.convert.task import PartTask, read_bad_samples
 from h5cache.errors import ChecksumError, FormatError, H5CacheError
+from h5cache.format.chunks import check_chunks
 from h5cache.format.join import read_part, read_part_index
 from h5cache.format.open import open_dataset
 from h5cache.format.parts import RUN_FILE, PartsFolder, is_file_output
@@ -126,6 +127,7 @@ class Job:
 
     def _read(self, path: str, part: PartPlan) -> FinishedPart | None:
         info = read_part(path)
+        check_chunks(info)  # now, not when it is joined: what is damaged is converted again
         for name, plan in self.plans.items():
             if info.storage[name].layout.to_config() != plan.layout.to_config():
                 return None
@@ -240,8 +242,11 @@ def _note_changed_files(parts: PartsFolder, old: RunRecord, record: RunRecord, j
 
 
 def remove_leftovers(output: str) -> None:
-    """Finish what a run left undone that was killed just after it had published its file: remove its parts."""
-    if not is_file_output(output) or not os.path.isfile(output):
+    """Finish what a run left undone that was killed just after it had published: remove what it no longer needs."""
+    if not is_file_output(output):
+        PartsFolder.find(output)  # does it
+        return
+    if not os.path.isfile(output):
         return
     found = PartsFolder.find(output)
     if found is None:

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -276,7 +274,7 @@ def _finish(picture: Pixels, options: PictureOptions) -> npt.NDArray[Any]:
         arranged = _as_pixels(cv2.cvtColor(picture, cv2.COLOR_BGR2RGB))
     else:
         # cv2.split into the rows of the result: 5 us for 224 px, a transposing copy 33.
-        arranged = _new_pixels((3, *picture.shape[:2]))
+        arranged = np.empty((3, *picture.shape[:2]), np.uint8)
         cv2.split(picture, [arranged[2], arranged[1], arranged[0]])
     if options.dtype == "uint8":
         return arranged
@@ -286,21 +284,6 @@ def _finish(picture: Pixels, options: PictureOptions) -> npt.NDArray[Any]:
         place = channel if options.layout == "CHW" else (..., channel)
         out[place] = table[channel][arranged[place]]
     return out
-
-
-_last = threading.local()
-
-
-def _new_pixels(shape: tuple[int, ...]) -> Pixels:
-    """Return memory for a picture: that of the last one, once nobody holds it or a view of it any more.
-
-    It is still in the cache, where writing 224 px takes 6 us; into fresh memory it takes 50.
-    """
-    last: Pixels | None = getattr(_last, "pixels", None)
-    # References: the thread's, `last`, and the argument of getrefcount.
-    if last is None or last.shape != shape or sys.getrefcount(last) > 3:
-        last = _last.pixels = np.empty(shape, np.uint8)
-    return last
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from h5cache.convert.recipe import BadSample
 from h5cache.errors import DatasetExistsError
 from h5cache.format.manifest import MANIFEST_NAME
 from h5cache.format.parts import is_file_output
-from h5cache.format.publish import check_absent, check_kind, check_parent
+from h5cache.format.publish import check_absent, check_kind, check_parent, partial_path
 
 __all__ = ["ConvertResult", "check_output"]
 
@@ -40,7 +40,9 @@ def check_output(output: str, overwrite: bool) -> None:
         text = "the output exists already; overwrite=True (--overwrite) replaces it"
         raise DatasetExistsError(errno.EEXIST, text, output) from exc
     if not is_file and os.path.isdir(output) and not overwrite:
-        strangers = [name for name in sorted(os.listdir(output)) if not name.startswith(("shard-", ".h5cache-"))]
+        # The manifest's is that of a run which was killed as it published.
+        own = ("shard-", ".h5cache-", partial_path(MANIFEST_NAME))
+        strangers = [name for name in sorted(os.listdir(output)) if not name.startswith(own)]
         if strangers:
             text = f"the folder of the output is not empty (it holds {strangers[0]!r}); choose an empty or a new one"
             raise DatasetExistsError(errno.EEXIST, text, output)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from convert_samples import check_pixels, digest, key_at, leftovers, make_pictures, run_command, small, spoil
 
-from h5cache import H5TensorDataset
+from h5cache import H5TensorDataset, convert_dataset
 from h5cache.convert.problems import BadInputsError
 from h5cache.errors import H5CacheError
 from h5cache.format.open import open_dataset
@@ -144,3 +146,32 @@ def test_command_lists_bad_files_and_ends_with_1(spoilt: Path, keys: list[str], 
     done = run_command(spoilt, tmp_path / "out.h5", "--workers", 1, "--on-error", "skip")
     assert (done.returncode, done.stdout.split(":")[0]) == (0, str(tmp_path / "out.h5"))
     assert done.stderr.count("skipped ") == len(PLACES)
+
+
+def test_special_files_among_the_pictures_are_bad_samples(pictures: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(pictures, source)
+    os.mkfifo(source / "cat" / "pipe.jpg")
+    (source / "dog" / "device.jpg").symlink_to("/dev/zero")
+    (source / "dog" / "loop.jpg").symlink_to("loop.jpg")
+    (source / "emu" / "dangling.png").symlink_to("nowhere.png")
+    with pytest.raises(BadInputsError) as caught:
+        small(source, tmp_path / "out.h5")
+    told = {one.key: one.reason for one in caught.value.bad}
+    assert sorted(told) == ["cat/pipe.jpg", "dog/device.jpg", "dog/loop.jpg", "emu/dangling.png"]
+    assert "not a file but a pipe" in told["cat/pipe.jpg"]
+    assert small(source, tmp_path / "out.h5", on_error="skip").num_samples == 100
+
+
+@pytest.mark.parametrize("data", [b"junk", b"\x80", b".", b"", b"PK\x03\x04", b"\x80\x04\x95"])
+def test_hostile_pt_files_are_bad_samples(tmp_path: Path, data: bytes, recwarn: pytest.WarningsRecorder) -> None:
+    folder = tmp_path / "source" / "a"
+    folder.mkdir(parents=True)
+    for number in range(3):
+        torch.save(torch.full((2, 3), number), folder / f"{number}.pt")
+    (folder / "1b.pt").write_bytes(data)
+    with pytest.raises(BadInputsError) as caught:
+        convert_dataset(folder.parent, tmp_path / "out.h5", workers=0)
+    assert [one.key for one in caught.value.bad] == ["a/1b.pt"]
+    assert convert_dataset(folder.parent, tmp_path / "out.h5", workers=0, on_error="skip").num_samples == 3
+    assert not recwarn.list

@@ -18,6 +18,7 @@ from h5cache import H5TensorDataset, Writer, convert_dataset
 from h5cache.convert.guard import claim_tasks, hold_task_lock
 from h5cache.convert.problems import BadInputsError, ConversionStopped, RunChangedError
 from h5cache.errors import DatasetBusyError, DatasetExistsError
+from h5cache.format import parts
 from h5cache.format.publish import remove
 
 
@@ -160,6 +161,71 @@ def test_damaged_part_is_converted_again(
     os.truncate(tmp_path / "out.h5.parts" / "part-00003.h5", 1000)
     assert small(source, out, on_error="skip").num_converted == 16
     assert "part-00003.h5" in caplog.text
+
+
+def test_part_whose_samples_are_damaged_is_converted_again(
+    interrupted: tuple[Path, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source, out = interrupted
+    part = tmp_path / "out.h5.parts" / "part-00003.h5"
+    data = bytearray(part.read_bytes())
+    place = int(H5TensorDataset(part)._reader.info.storage["image"].chunk_offsets[0]) + 2000
+    data[place] ^= 0x55
+    part.write_bytes(data)
+    assert small(source, out, on_error="skip").num_converted == 16
+    assert "damaged" in caplog.text
+    expected = tmp_path / "expected.h5"
+    small(source, expected, on_error="skip")
+    assert digest(out) == digest(expected)
+
+
+@pytest.mark.parametrize("split", [None, {"train": 0.5, "val": 0.5}])
+def test_folder_whose_run_was_killed_as_it_published_is_resumed(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: dict[str, float] | None
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*arguments: Any) -> None:
+        write_manifest(*arguments)
+        raise Killed
+
+    write_manifest = parts.write_manifest
+    out, expected = tmp_path / "out", tmp_path / "expected"
+    monkeypatch.setattr(parts, "write_manifest", die)
+    # As by SIGKILL: nobody tidies up.
+    monkeypatch.setattr("h5cache.convert.run._Run.tidy_up", lambda self: "")
+    with pytest.raises(Killed):
+        small(pictures, out, split=split)
+    monkeypatch.undo()
+    assert list(tmp_path.rglob("manifest.h5.partial"))
+    small(pictures, out, split=split)
+    small(pictures, expected, split=split)
+    names = list(split) if split else ["."]
+    assert [digest(out / name) for name in names] == [digest(expected / name) for name in names]
+
+
+def test_what_a_kill_just_after_publishing_left_in_a_folder_is_removed(pictures: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ConversionStopped):
+        small(pictures, out, check_stop=stop_after(3))
+    run_file = (out / parts.RUN_FILE).read_bytes()
+    small(pictures, out)
+    before = digest(out)
+    (out / parts.RUN_FILE).write_bytes(run_file)
+    with pytest.raises(DatasetExistsError):
+        small(pictures, out)
+    assert digest(out) == before
+
+
+def stop_after(calls: int) -> Any:
+    left = iter(range(calls))
+
+    def check() -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+
+    return check
 
 
 def test_parts_of_another_seed_are_refused_or_replaced(interrupted: tuple[Path, Path]) -> None:

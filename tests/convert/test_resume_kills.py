@@ -13,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -359,3 +360,30 @@ def test_kill_after_the_conversion_is_found_finished(place: Place, tmp_path: Pat
     small(place.source, tmp_path / "out")
     with pytest.raises(H5CacheError, match="exists already"):
         small(place.source, tmp_path / "out")
+
+
+def test_worker_that_dies_when_all_is_done_does_not_keep_the_parent_waiting(pictures: Path, tmp_path: Path) -> None:
+    # One idle worker waits for a task with the queue's lock in its hands, the other for the lock. The first is killed
+    # after the last result came: nobody would give the second the lock, or tell it to end.
+    script = """
+        import os, signal, sys, time
+        import loky.process_executor as executor
+        from h5cache import convert_dataset
+
+        shutdown_workers = executor._ExecutorManagerThread.shutdown_workers
+
+        def kill_one_first(self):
+            time.sleep(0.3)
+            for pid in list(self.processes):
+                with open(f"/proc/{pid}/wchan") as waiting:
+                    if not waiting.read().startswith("futex"):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+            shutdown_workers(self)
+
+        executor._ExecutorManagerThread.shutdown_workers = kill_one_first
+        print(convert_dataset(sys.argv[1], sys.argv[2], resize=36, size=32, workers=2, part_samples=16).num_samples)
+    """
+    program = [sys.executable, "-c", textwrap.dedent(script), str(pictures), str(tmp_path / "out.h5")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "100"), done.stderr

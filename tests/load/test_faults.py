@@ -140,14 +140,14 @@ def test_a_loader_that_always_verifies_checks_what_others_have_checked(
     shutil.copy(file, path)
     ds = H5TensorDataset(path, [field])
     before = ds.loader(8, verify="always")
-    for _ in ds.loader(8):
-        pass
+    with ds.loader(8) as loader:
+        consume(loader, lambda batch: None)
     damaged = pathlib.Path(damage(file, str(tmp_path / "other.h5"), field)).read_bytes()
     with open(path, "r+b") as opened:  # the same file, so that nobody notices by its identity
         opened.write(damaged)
     for loader in (before, ds.loader(8, verify="always")):
-        with pytest.raises(ChecksumError, match=f"field '{field}'"):
-            list(loader)
+        with loader, pytest.raises(ChecksumError, match=f"field '{field}'"):
+            consume(loader, lambda batch: None)
 
 
 def test_a_damaged_sample_raises_out_of_a_worker(file: str, tmp_path: pathlib.Path) -> None:

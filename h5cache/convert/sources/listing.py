@@ -93,7 +93,7 @@ def _scan(folder: bytes, prefix: bytes, suffixes: tuple[bytes, ...], recurse: bo
             continue
         seen.add(_identity(folder))
         for entry in _entries(folder):
-            if entry.name.lower().endswith(suffixes) and not entry.is_dir():
+            if entry.name.lower().endswith(suffixes) and not _is_folder(entry):
                 yield (prefix + entry.name, *_size_and_time(entry))
             elif recurse and _is_folder(entry):
                 (links if entry.is_symlink() else real).append((entry.path, prefix + entry.name + b"/"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -88,7 +89,9 @@ def _read_pt(path: str, mmap: bool = False) -> Any:
     import torch
 
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles in another protocol: that it reads them, or why not, is enough
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except FileNotFoundError as exc:
         raise BadSampleError(exc.strerror or str(exc)) from exc
     except pickle.UnpicklingError as exc:
@@ -96,7 +99,7 @@ def _read_pt(path: str, mmap: bool = False) -> Any:
             "it is damaged, or holds Python objects, which h5cache never loads (torch.load with weights_only=True "
             "refused it): save tensors, numbers, tuples, lists and dicts alone"
         ) from exc
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as exc:
+    except Exception as exc:  # torch's unpickler raises whatever hostile bytes make it stumble over
         raise BadSampleError(f"torch cannot read it: {_first_line(exc)}") from exc
 
 
