@@ -38,7 +38,8 @@ class Console:
 
     @classmethod
     def of(cls, environ: Mapping[str, str], out: TextIO | None = None, err: TextIO | None = None) -> Console:
-        out, err = out or sys.stdout, err or sys.stderr
+        # Python has None for a stream that was closed before it began (`>&-`).
+        out, err = out or sys.stdout or _nowhere(), err or sys.stderr or _nowhere()
         return cls(
             out,
             err,
@@ -123,3 +124,7 @@ def _noticing_the_reader() -> Iterator[None]:
         yield
     except BrokenPipeError as exc:
         raise ReaderGoneError from exc
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")

@@ -73,7 +73,8 @@ def make_parser(prog: str, description: str, examples: str) -> argparse.Argument
 def describe_error(error: BaseException) -> str:
     """Return an error as one line: what is wrong with which file, and no number of errno."""
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+        name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+        text = f"{name}: {error.strerror}" if name is not None else error.strerror
     else:
         text = str(error) or type(error).__name__
     return printable(" ".join(text.split()))
