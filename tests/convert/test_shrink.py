@@ -23,7 +23,7 @@ def by_hand(picture: np.ndarray, target: tuple[int, int], size: int) -> np.ndarr
     return scaled[top : top + size, left : left + size]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     short=st.integers(2, 700),
     longer=st.integers(0, 400),
